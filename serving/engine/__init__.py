@@ -1,0 +1,1 @@
+"""Engines: vLLM, the simulated replica, and the pools that hold them."""

@@ -1,0 +1,1 @@
+"""The gateway: from a client's request to a replica and back."""

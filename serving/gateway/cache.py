@@ -1,0 +1,81 @@
+"""Hot prompts: whole answers of deterministic requests, bounded in bytes and time.
+
+Keyed by a hash under a secret of this process over the caller, the model and the body, so that one key's users never
+see another's answers and the keys tell nothing. Off by default; while it is off, only hashes are remembered, so that
+the hits it would have had can be counted.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Callable
+
+import orjson
+from cachetools import TTLCache
+
+from serving.gateway.request import ParsedRequest
+from serving.spec import Cache
+from serving.telemetry.catalog import CacheResult
+
+_NOT_IN_THE_ANSWER = frozenset({"user", "metadata", "service_tier", "priority", "stream_options", "vllm_xargs"})
+"""Fields that change nothing of what the model says."""
+
+
+class ResponseCache:
+    """The answers (or, while off, the hashes) of one gateway."""
+
+    def __init__(self, settings: Cache, clock: Callable[[], float], count: Callable[[str, CacheResult], None]) -> None:
+        """`clock`: seconds. `count(model, result)` is told of every request that the cache may answer."""
+        self._clock = clock
+        self._count = count
+        self._secret = secrets.token_bytes(32)
+        self._make(settings)
+
+    def set_settings(self, settings: Cache) -> None:
+        """A new spec; what was kept is dropped if the settings differ."""
+        if settings != self._settings:
+            self._make(settings)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the kept answers."""
+        return int(self._answers.currsize)
+
+    def lookup(self, parsed: ParsedRequest, caller: str) -> bytes | None:
+        """The kept answer to the same request of the same caller. Counts hit, miss, or would-be hit."""
+        if not parsed.deterministic:
+            return None
+        key = self._key(parsed, caller)
+        if not self._settings.enabled:
+            if key in self._seen:
+                self._count(parsed.model, CacheResult.WOULD_HIT)
+            return None
+        answer: bytes | None = self._answers.get(key)
+        self._count(parsed.model, CacheResult.MISS if answer is None else CacheResult.HIT)
+        return answer
+
+    def wants(self, parsed: ParsedRequest) -> bool:
+        """Whether the answer, once it is whole, should be handed to `store`."""
+        return self._settings.enabled and parsed.deterministic
+
+    def store(self, parsed: ParsedRequest, caller: str, answer: bytes) -> None:
+        """Keeps a whole, successful answer: its body, or the bytes of its stream."""
+        if self.wants(parsed) and len(answer) <= self._answers.maxsize:
+            self._answers[self._key(parsed, caller)] = answer
+
+    def completed(self, parsed: ParsedRequest, caller: str) -> None:
+        """A request was answered. While the cache is off, its hash is what a later hit would have been."""
+        if parsed.deterministic and not self._settings.enabled:
+            self._seen[self._key(parsed, caller)] = True
+
+    def _make(self, settings: Cache) -> None:
+        self._settings = settings
+        self._answers: TTLCache[bytes, bytes] = TTLCache(
+            settings.max_bytes, settings.ttl, timer=self._clock, getsizeof=len
+        )
+        self._seen: TTLCache[bytes, bool] = TTLCache(settings.max_keys, settings.ttl, timer=self._clock)
+
+    def _key(self, parsed: ParsedRequest, caller: str) -> bytes:
+        asked = {key: value for key, value in parsed.body.items() if key not in _NOT_IN_THE_ANSWER}
+        shape = (caller, parsed.kind.path, parsed.include_usage, asked)
+        text = orjson.dumps(shape, option=orjson.OPT_SORT_KEYS)
+        return hashlib.blake2b(text, key=self._secret, digest_size=32).digest()

@@ -1,0 +1,135 @@
+"""One scheduler on the event loop: its clock, its timer, and the requests that wait for it.
+
+The scheduler is pure and decides; this turns its decisions into calls on the waiting requests. Everything here is
+synchronous and runs on the event loop, so no decision is ever seen half made.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from serving.scheduling import Batch, Refusal, Scheduler, Ticket
+
+
+class Waiter(Protocol):
+    """A request that waits for its release. The calls come on the event loop and must not block."""
+
+    def released(self, replica: str, batch: Batch, now: float) -> None:
+        """It may go to this replica, now."""
+
+    def expired(self, now: float) -> None:
+        """Its deadline passed in the queue."""
+
+    def drained(self, now: float) -> None:
+        """The gateway ends; what is queued must leave."""
+
+
+class Dispatch:
+    """The queue of one (model, pool)."""
+
+    def __init__(
+        self,
+        model: str,
+        pool: str,
+        scheduler: Scheduler,
+        on_batch: Callable[["Dispatch", Batch], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self.pool = pool
+        self.scheduler = scheduler
+        self._on_batch = on_batch
+        self._clock = clock
+        self._waiters: dict[Ticket, Waiter] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._pumping = False
+
+    def submit(self, ticket: Ticket, waiter: Waiter) -> Refusal | None:
+        """Queues the ticket; `waiter.released` may be called before this returns."""
+        refusal = self.scheduler.submit(ticket, self._clock())
+        if refusal is None:
+            self._waiters[ticket] = waiter
+            self.pump()
+        return refusal
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The client left. Harmless for a ticket that is not queued."""
+        if self._waiters.pop(ticket, None) is not None:
+            self.scheduler.cancel(ticket, self._clock())
+            self.pump()
+
+    def first_token(self, ticket: Ticket, now: float) -> None:
+        """Its prefill is over."""
+        self.scheduler.first_token(ticket, now)
+        self.pump()
+
+    def finished(self, ticket: Ticket) -> None:
+        """It left its replica, whatever became of it."""
+        self.scheduler.finished(ticket, self._clock())
+        self.pump()
+
+    def drain(self) -> None:
+        """Everything queued leaves."""
+        now = self._clock()
+        for ticket in self.scheduler.drain(now):
+            waiter = self._waiters.pop(ticket, None)
+            if waiter is not None:
+                waiter.drained(now)
+
+    def move_queue(self, successor: "Dispatch") -> list[tuple[Waiter, Refusal]]:
+        """Hands what is queued to the dispatch of a new spec; what that refuses is returned."""
+        refused: list[tuple[Waiter, Refusal]] = []
+        now = self._clock()
+        for ticket in self.scheduler.drain(now):
+            waiter = self._waiters.pop(ticket, None)
+            if waiter is None:
+                continue
+            refusal = successor.submit(ticket, waiter)
+            if refusal is not None:
+                refused.append((waiter, refusal))
+        return refused
+
+    def close(self) -> None:
+        """Stops the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def pump(self) -> None:
+        """Ends what has expired, releases what may go, and sets the timer for when something can change by itself."""
+        if self._pumping:  # a waiter that leaves while it is told: the outer call sees the change
+            return
+        self._pumping = True
+        try:
+            now = self._clock()
+            for ticket in self.scheduler.expire(now):
+                waiter = self._waiters.pop(ticket, None)
+                if waiter is not None:
+                    waiter.expired(now)
+            for batch in self.scheduler.release(now):
+                self._on_batch(self, batch)
+                for ticket in batch.tickets:
+                    waiter = self._waiters.pop(ticket, None)
+                    if waiter is not None:
+                        waiter.released(batch.replica, batch, now)
+                    else:
+                        self.scheduler.finished(ticket, now)
+            self._arm(now)
+        finally:
+            self._pumping = False
+
+    def _arm(self, now: float) -> None:
+        wake = self.scheduler.next_wake(now)
+        if self._timer is not None:
+            if wake is not None and self._timer.when() - now <= wake - now and not self._timer.cancelled():
+                return  # it fires early enough, and will look again
+            self._timer.cancel()
+            self._timer = None
+        if wake is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, wake - now), self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        self.pump()

@@ -1,0 +1,154 @@
+"""What the gateway must know of an engine's event stream, and nothing more.
+
+Events are parsed as JSON until the first content and again at the end (a finish reason, usage, an error, `[DONE]`);
+between them a chunk costs one search. Bytes are passed on as they came, whole events only, so that an event which must
+not reach the client (the usage that only the gateway asked for) can be left out.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+DONE = b"[DONE]"
+
+_OF_INTEREST = re.compile(rb'"finish_reason"\s*:\s*"|"usage"\s*:\s*\{|"error"\s*:|data:\s*\[DONE\]')
+_CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
+
+
+class NotAnEventStreamError(ValueError):
+    """The engine sent something that is not a stream of JSON events."""
+
+
+@dataclass(slots=True)
+class StreamScan:
+    """Reads one stream. `pass_usage`: the client asked for the usage event itself."""
+
+    pass_usage: bool
+    content_seen: bool = False
+    done: bool = False
+    finished: bool = False
+    """A choice has its finish reason."""
+    error: dict[str, Any] | None = None
+    """The engine's error event."""
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    _partial: bytes = field(default=b"", repr=False)
+
+    def feed(self, data: bytes) -> tuple[bytes, bool]:
+        """(the whole events to pass on, whether any of them carries content).
+
+        Raises:
+            NotAnEventStreamError: before the first content, or at the end, an event is not one.
+        """
+        if self._partial:
+            data = self._partial + data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        end = data.rfind(b"\n\n")
+        if end < 0:
+            self._partial = data
+            return b"", False
+        end += 2
+        if end == len(data):
+            block = data
+            self._partial = b""
+        else:
+            block = data[:end]
+            self._partial = data[end:]
+        if self.content_seen and _OF_INTEREST.search(block) is None:
+            return block, True
+        return self._read(block)
+
+    @property
+    def rest(self) -> bytes:
+        """Bytes after the last whole event; anything at the stream's end was cut off."""
+        return self._partial
+
+    def _read(self, block: bytes) -> tuple[bytes, bool]:
+        keep: list[bytes] = []
+        content = False
+        for event in block.split(b"\n\n"):
+            if not event:
+                continue
+            passed, has_content = self._event(event)
+            content = content or has_content
+            if passed:
+                keep.append(event)
+        self.content_seen = self.content_seen or content
+        return (b"\n\n".join(keep) + b"\n\n" if keep else b""), content
+
+    def _event(self, event: bytes) -> tuple[bool, bool]:
+        """(pass it on, it carries content)."""
+        payload = b"\n".join(line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:"))
+        if not payload:
+            if not event.startswith((b":", b"event:", b"id:", b"retry:")):
+                raise NotAnEventStreamError("a line that is no field of an event stream")
+            return False, False
+        if payload.strip() == DONE:
+            self.done = True
+            return True, False
+        try:
+            chunk = orjson.loads(payload)
+        except orjson.JSONDecodeError:
+            raise NotAnEventStreamError("an event whose data is not JSON") from None
+        if not isinstance(chunk, dict):
+            raise NotAnEventStreamError("an event whose data is not a JSON object")
+        if chunk.get("error") is not None:
+            error = chunk["error"]
+            self.error = error if isinstance(error, dict) else {"message": str(error)}
+            return False, False
+        self._usage(chunk.get("usage"))
+        choices = chunk.get("choices")
+        if not isinstance(choices, list):
+            raise NotAnEventStreamError("an event without choices")
+        if not choices:
+            return self.pass_usage, False
+        content = False
+        for choice in choices:
+            if not isinstance(choice, dict):
+                raise NotAnEventStreamError("a choice that is no object")
+            if choice.get("finish_reason"):
+                self.finished = True
+            delta = choice.get("delta")
+            if isinstance(delta, dict):
+                content = content or any(delta.get(key) for key in _CONTENT_KEYS)
+            else:
+                content = content or bool(choice.get("text"))
+        return True, content
+
+    def _usage(self, usage: Any) -> None:
+        if not isinstance(usage, dict):
+            return
+        self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
+        self.output_tokens = _count(usage.get("completion_tokens"), self.output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeReply:
+    """What the gateway must know of a reply that is not streamed."""
+
+    prompt_tokens: int | None
+    output_tokens: int | None
+
+
+def read_whole(body: bytes) -> WholeReply:
+    """Reads a reply that is not streamed.
+
+    Raises:
+        NotAnEventStreamError: it is not a JSON object with choices.
+    """
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise NotAnEventStreamError("a body that is not JSON") from None
+    if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
+        raise NotAnEventStreamError("a body without choices")
+    usage = reply.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    return WholeReply(_count(usage.get("prompt_tokens"), None), _count(usage.get("completion_tokens"), None))
+
+
+def _count(value: Any, default: int | None) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
