@@ -1,16 +1,20 @@
 """Which lane a request belongs to: by its measured length, its service tier, and what its API key may use."""
 
+import re
 from typing import Protocol
 
 from serving.spec import Lane, Spec
 
 FLEX = "flex"
+AUTO = "auto"
+"""What the OpenAI API takes a request for that names no tier."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9._/-]{0,63}")
 
 
 class LaneRefusedError(ValueError):
-    """The request may not have a lane. `param` names the field, `forbidden` tells 403 from 400."""
+    """The request may not have a lane. `param` names the field, if any; `forbidden` tells 403 from 400."""
 
-    def __init__(self, message: str, param: str, *, forbidden: bool) -> None:
+    def __init__(self, message: str, param: str | None, *, forbidden: bool) -> None:
         super().__init__(message)
         self.param = param
         self.forbidden = forbidden
@@ -47,7 +51,7 @@ def choose_lane(
         lane = _asked(spec, permissions, asked)
         if _fits(lane, prompt_tokens):
             return lane
-    tier = service_tier if service_tier is not None else permissions.default_tier
+    tier = permissions.default_tier if service_tier in (None, AUTO) else service_tier
     wanted = FLEX if tier == FLEX and any(lane.tier == FLEX for lane in spec.lanes) else "default"
     for lane in spec.lanes:
         if lane.tier == wanted and _fits(lane, prompt_tokens) and _allowed(permissions, lane):
@@ -56,9 +60,9 @@ def choose_lane(
         if _fits(lane, prompt_tokens) and _allowed(permissions, lane):
             return lane
     raise LaneRefusedError(
-        f"the API key may use the lanes {list(permissions.lanes or ())}, "
-        f"expected one that takes {prompt_tokens} tokens",
-        "service_tier",
+        f"the prompt has {prompt_tokens} tokens, expected no more than the lanes take that the API key may use: "
+        f"{list(permissions.lanes or ())}",
+        None,
         forbidden=True,
     )
 
@@ -66,8 +70,9 @@ def choose_lane(
 def _asked(spec: Spec, permissions: Permissions, asked: str) -> Lane:
     names = [lane.name for lane in spec.lanes]
     if asked not in names:
+        shown = repr(asked) if _NAME.fullmatch(asked) else f"a string of {len(asked)} characters"
         raise LaneRefusedError(
-            f"header x-laneway-lane is {asked[:64]!r}, expected one of {names}", "x-laneway-lane", forbidden=False
+            f"header x-laneway-lane is {shown}, expected one of {names}", "x-laneway-lane", forbidden=False
         )
     lane = spec.lane(asked)
     if not _allowed(permissions, lane):

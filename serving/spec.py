@@ -57,9 +57,7 @@ class Lane(_Part):
     """One class of traffic with its own queue, objectives and share."""
 
     name: Name = Field(description="label value in metrics, spans and logs")
-    max_prompt_tokens: Tokens | None = Field(
-        None, description="takes prompts up to this length; null takes any length"
-    )
+    max_prompt_tokens: Tokens | None = Field(None, description="takes prompts up to this length; null takes any length")
     tier: Literal["default", "flex"] = Field(
         "default", description="takes requests of this service tier (`service_tier: flex`, or the key's own tier)"
     )
@@ -262,6 +260,17 @@ class Telemetry(_Part):
 
     exemplar_every: Seconds = Field(15.0, description="at most one exemplar per lane and bucket in this time")
     max_models: int = Field(32, ge=1, le=1000, description="model names that become label values; others are `other`")
+    max_replicas: int = Field(
+        64, ge=1, le=1000, description="replica names of a pool that become label values; others are `other`"
+    )
+
+
+class Replay(_Part):
+    """When the figures of a replay are to be trusted."""
+
+    max_send_lateness: Seconds = Field(
+        0.020, description="p99 of how late requests were sent; a run above it is marked as not to be trusted"
+    )
 
 
 class Spec(_Part):
@@ -276,6 +285,7 @@ class Spec(_Part):
     slo: Slo = Field(Slo(), description="service level objectives")
     rollout: Rollout = Field(Rollout(), description="shadow, canary, full")
     telemetry: Telemetry = Field(Telemetry(), description="metrics, traces, logs")
+    replay: Replay = Field(Replay(), description="load from the client's side")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -386,7 +396,9 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
             if not isinstance(key, str | int | float | bool | None):
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is no plain value", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is no plain value", key_node.start_mark
+                )
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} stands twice, expected once", key_node.start_mark

@@ -16,8 +16,10 @@ from serving.gateway.request import ParsedRequest
 from serving.spec import Cache
 from serving.telemetry.catalog import CacheResult
 
-_NOT_IN_THE_ANSWER = frozenset({"user", "metadata", "service_tier", "priority", "stream_options", "vllm_xargs"})
-"""Fields that change nothing of what the model says."""
+_NOT_IN_THE_ANSWER = frozenset({"user", "metadata", "service_tier", "priority"})
+"""Fields that change nothing of what the model says; `stream` and its options do change the bytes it is said in."""
+ENTRY_BYTES = 512
+"""Counted for each entry on top of its answer: its key and the bookkeeping of two ordered dictionaries."""
 
 
 class ResponseCache:
@@ -37,7 +39,7 @@ class ResponseCache:
 
     @property
     def size(self) -> int:
-        """Bytes of the kept answers."""
+        """Bytes of the kept answers, `ENTRY_BYTES` for each included."""
         return int(self._answers.currsize)
 
     def lookup(self, parsed: ParsedRequest, caller: str) -> bytes | None:
@@ -46,7 +48,7 @@ class ResponseCache:
             return None
         key = self._key(parsed, caller)
         if not self._settings.enabled:
-            if key in self._seen:
+            if self._seen.get(key):  # not `in`, which would not tell the cache that it is in use
                 self._count(parsed.model, CacheResult.WOULD_HIT)
             return None
         answer: bytes | None = self._answers.get(key)
@@ -59,7 +61,7 @@ class ResponseCache:
 
     def store(self, parsed: ParsedRequest, caller: str, answer: bytes) -> None:
         """Keeps a whole, successful answer: its body, or the bytes of its stream."""
-        if self.wants(parsed) and len(answer) <= self._answers.maxsize:
+        if self.wants(parsed) and _size(answer) <= self._answers.maxsize:
             self._answers[self._key(parsed, caller)] = answer
 
     def completed(self, parsed: ParsedRequest, caller: str) -> None:
@@ -70,12 +72,16 @@ class ResponseCache:
     def _make(self, settings: Cache) -> None:
         self._settings = settings
         self._answers: TTLCache[bytes, bytes] = TTLCache(
-            settings.max_bytes, settings.ttl, timer=self._clock, getsizeof=len
+            settings.max_bytes, settings.ttl, timer=self._clock, getsizeof=_size
         )
         self._seen: TTLCache[bytes, bool] = TTLCache(settings.max_keys, settings.ttl, timer=self._clock)
 
     def _key(self, parsed: ParsedRequest, caller: str) -> bytes:
         asked = {key: value for key, value in parsed.body.items() if key not in _NOT_IN_THE_ANSWER}
-        shape = (caller, parsed.kind.path, parsed.include_usage, asked)
-        text = orjson.dumps(shape, option=orjson.OPT_SORT_KEYS)
-        return hashlib.blake2b(text, key=self._secret, digest_size=32).digest()
+        whose = b"%b\0%b\0" % (caller.encode(), parsed.kind.path.encode())
+        text = orjson.dumps(asked, option=orjson.OPT_SORT_KEYS)
+        return hashlib.blake2b(whose + text, key=self._secret, digest_size=32).digest()
+
+
+def _size(answer: bytes) -> int:
+    return len(answer) + ENTRY_BYTES

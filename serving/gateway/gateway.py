@@ -26,11 +26,31 @@ from serving.spec import Pool as PoolSpec
 from serving.telemetry.catalog import RetryReason
 from serving.telemetry.logs import Event, Logs
 from serving.telemetry.metrics import Metrics
+from serving.telemetry.runtime import RuntimeMetrics
 from serving.telemetry.snapshot import Snapshot
 from serving.telemetry.tracing import Tracing
 from serving.timeline import Outcome
 
 VITALS_SECONDS = 1.0
+
+_NAMED = {
+    Outcome.CANCELLED: Event.REQUEST_CANCELLED,
+    Outcome.ENGINE_TIMEOUT: Event.REQUEST_TIMED_OUT,
+    Outcome.EXPIRED: Event.REQUEST_TIMED_OUT,
+    **dict.fromkeys(
+        (
+            Outcome.REJECTED_FULL,
+            Outcome.REJECTED_INFEASIBLE,
+            Outcome.REJECTED_QUOTA,
+            Outcome.REJECTED_INVALID,
+            Outcome.REJECTED_AUTH,
+            Outcome.REJECTED_ENGINE,
+            Outcome.NO_REPLICA,
+        ),
+        Event.REQUEST_REFUSED,
+    ),
+}
+"""The event that an outcome is besides its access line."""
 
 
 @dataclass(slots=True)
@@ -91,6 +111,7 @@ class Gateway:
         metrics: Metrics,
         tracing: Tracing,
         logs: Logs,
+        runtime: RuntimeMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec = spec
@@ -98,6 +119,7 @@ class Gateway:
         self.metrics = metrics
         self.tracing = tracing
         self.logs = logs
+        self.runtime = runtime
         self.clock = clock
         self.draining = False
         self.ledger = Ledger(tuple(lane.name for lane in spec.lanes))
@@ -305,6 +327,14 @@ class Gateway:
         exemplar = self.metrics.close(timeline, sampled=exchange.trace.sampled)
         exchange.trace.finish(timeline, exemplar=exemplar)
         self.logs.access(timeline)
+        if (event := _NAMED.get(timeline.outcome or Outcome.COMPLETED)) is not None:
+            self.logs.event(
+                event,
+                request_id=timeline.request_id,
+                trace_id=timeline.trace_id,
+                lane=timeline.lane,
+                outcome=timeline.outcome,
+            )
         if exchange.caller is not None:
             self.recent.remember(timeline, exchange.caller.name)
             if timeline.outcome is Outcome.COMPLETED and exchange.parsed is not None:
@@ -374,6 +404,7 @@ class Gateway:
             await asyncio.sleep(due - self.clock())
             now = self.clock()
             self.metrics.loop_lag(max(0.0, now - due))
+            self.runtime.loop_lag(max(0.0, now - due))
             for (model, pool), dispatch in self._dispatches.items():
                 for lane in dispatch.scheduler.lanes():
                     age = dispatch.scheduler.lane_view(lane, now).oldest_age

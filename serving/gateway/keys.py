@@ -10,8 +10,11 @@ from serving.spec import Auth, Key
 from serving.timeline import Outcome
 
 KEY_PREFIX = "lw-"
-ANONYMOUS = "anonymous"
+ANONYMOUS = "(anonymous)"
+"""Not a name that a key of the spec can have: who gives no key never shares a quota or a kept answer with one."""
 MINUTE = 60.0
+_ROUNDING = 1e-6
+"""Of a token or request: who waits exactly as long as told is let in, whatever the sums of floats say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Caller:
 
 
 class _Bucket:
-    """Holds at most a minute's quota, and refills evenly."""
+    """Holds at most a minute's quota, and refills evenly. It may be overdrawn; the next caller waits for that too."""
 
     __slots__ = ("_at", "_level", "_per_minute")
 
@@ -41,9 +44,11 @@ class _Bucket:
         self._at = now
 
     def wait(self, amount: int, now: float) -> float:
-        """Seconds until `amount` is there; 0 if it is."""
+        """Seconds until `amount` is there, or a whole minute's quota where `amount` is more; 0 if it is."""
         self._refill(now)
-        return max(0.0, (amount - self._level) * MINUTE / self._per_minute)
+        # A request larger than the quota goes when the bucket is full and overdraws it: no pause would ever let it in.
+        missing = min(amount, self._per_minute) - self._level
+        return missing * MINUTE / self._per_minute if missing > _ROUNDING else 0.0
 
     def take(self, amount: int) -> None:
         self._level -= amount
@@ -84,7 +89,7 @@ class Keys:
         Raises:
             RequestError: `rejected_auth`, 401: no key where one is required, or one that is not known.
         """
-        if authorization is None or not self._known:
+        if authorization is None or (not self._known and not self._required):
             if self._required:
                 raise _unauthorized("no API key was given, expected `Authorization: Bearer KEY`")
             return Caller(ANONYMOUS)
@@ -92,7 +97,7 @@ class Keys:
         # Looked up by digest: comparing digests tells an attacker nothing about a key.
         key = self._known.get(hashlib.sha256(secret.strip()).hexdigest())
         if scheme.lower() != b"bearer" or key is None:
-            raise _unauthorized("the API key is not known")
+            raise _unauthorized("the API key is not known, expected one that was issued for this gateway")
         return Caller(key.name, key.lanes, key.models, key.may_choose_lane, key.default_tier)
 
     def take(self, caller: Caller, tokens: int, now: float) -> int:

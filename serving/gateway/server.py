@@ -24,6 +24,7 @@ from serving.gateway.uvicorn_protocol import bounded_protocol
 from serving.spec import Spec
 from serving.telemetry.logs import Event, Logs
 from serving.telemetry.metrics import Metrics
+from serving.telemetry.runtime import RuntimeMetrics
 from serving.telemetry.tracing import Tracing
 
 KEEP_ALIVE_SECONDS = 75
@@ -67,10 +68,11 @@ def run(path: Path, spec: Spec, adjust: Callable[[Spec], Spec], host: str, port:
 async def _serve(path: Path, spec: Spec, adjust: Callable[[Spec], Spec], host: str, port: int, logs: Logs) -> None:
     timeouts = spec.gateway.timeouts
     metrics = Metrics(spec)
-    tracing = Tracing("laneway-gateway")
+    runtime = RuntimeMetrics("laneway-gateway")
+    tracing = Tracing("laneway-gateway", meter_provider=runtime.provider)
     started = StartedReplicas(logs)
     async with EngineClient(timeouts.connect) as client:
-        gateway = Gateway(spec, client, metrics, tracing, logs)
+        gateway = Gateway(spec, client, metrics, tracing, logs, runtime)
         gateway.start(started.set_spec(spec))
         app: FastAPI = make_app(gateway)
         limits = spec.gateway.limits
@@ -98,6 +100,7 @@ async def _serve(path: Path, spec: Spec, adjust: Callable[[Spec], Spec], host: s
             await gateway.stop()
             await started.stop()
             await asyncio.to_thread(tracing.close)
+            await asyncio.to_thread(runtime.close)
 
 
 async def _follow_spec(

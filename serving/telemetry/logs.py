@@ -1,0 +1,181 @@
+"""JSON lines: one access line a request (the timeline's schema), and named events with the fields that each may have.
+
+A line is handed to a bounded queue and written by a thread, so that a slow disk or pipe never stands in the event loop;
+what does not fit is dropped and counted. Fields go by allow-list: nothing that a prompt, an answer or a key could be in
+is on it. Where the standard `OTEL_*` variables ask for it, the same lines go out by OTLP.
+"""
+
+import logging
+import os
+import queue
+import sys
+import time
+from collections.abc import Mapping
+from enum import Enum
+from logging.handlers import QueueHandler, QueueListener
+from pathlib import Path
+from typing import IO, Any, cast
+
+import orjson
+from opentelemetry._logs import LogRecord as OtlpRecord
+from opentelemetry._logs import SeverityNumber
+from opentelemetry.context import Context
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
+from serving.telemetry import otlp, semconv
+from serving.timeline import Timeline
+
+QUEUE_LINES = 20_000
+"""A second's lines at many times the load that one gateway carries; about 20 MB."""
+
+
+class Event(Enum):
+    """What can happen, and the fields that say so."""
+
+    ENGINE_LOADING = ("engine_loading", ("pool", "port"))
+    ENGINE_LOADING_FAILED = ("engine_loading_failed", ("pool", "port", "exit_code", "retry_in"))
+    REPLICA_JOINED = ("replica_joined", ("pool", "replica"))
+    REPLICA_READY = ("replica_ready", ("pool", "replica", "reason"))
+    REPLICA_LOST = ("replica_lost", ("pool", "replica", "reason"))
+    REPLICA_LEFT = ("replica_left", ("pool", "replica"))
+    REQUEST_REFUSED = ("request_refused", ("request_id", "trace_id", "lane", "outcome"))
+    REQUEST_CANCELLED = ("request_cancelled", ("request_id", "trace_id", "lane", "outcome"))
+    REQUEST_TIMED_OUT = ("request_timed_out", ("request_id", "trace_id", "lane", "outcome"))
+    SPEC_CHANGED = ("spec_changed", ("digest",))
+    SPEC_REFUSED = ("spec_refused", ("reason",))
+    CLIENT_TIMINGS = (
+        "client_timings",
+        ("request_id", "lane", "client_ttft", "client_total", "gateway_ttft", "region"),
+    )
+    DRAINING = ("draining", ("requests",))
+    DEFECT = ("defect", ("request_id", "error_type", "where"))
+
+    def __init__(self, label: str, fields: tuple[str, ...]) -> None:
+        self.label = label
+        self.fields = fields
+
+
+class Logs:
+    """One process's lines. Methods may be called from the event loop: they only put a line into the queue."""
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        service_name: str = "laneway-gateway",
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        """`path`: appended to; None writes to standard output.
+
+        Raises:
+            OSError: the file cannot be opened.
+            OtlpSettingError: the environment asks for what we do not have.
+        """
+        self.dropped = 0
+        self._queue: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_LINES)
+        self._file: IO[bytes] = sys.stdout.buffer if path is None else path.open("ab")
+        self._own_file = path is not None
+        self._provider: LoggerProvider | None = None
+        handlers: list[logging.Handler] = [_LineHandler(self._file, self._queue)]
+        if otlp.exported(otlp.Signal.LOGS, environ):
+            self._provider = LoggerProvider(otlp.resource(service_name, environ), shutdown_on_exit=False)
+            self._provider.add_log_record_processor(BatchLogRecordProcessor(otlp.log_exporter(environ)))
+            handlers.append(_OtlpHandler(self._provider))
+        self._handler = _DroppingQueueHandler(self)
+        self._listener = QueueListener(self._queue, *handlers)
+        self._listener.start()
+
+    def access(self, timeline: Timeline) -> None:
+        """The line of a request that ended. Only the extra keys that `semconv` names go along."""
+        row = timeline.record()
+        for key in timeline.extra:
+            if key not in semconv.EXTRA_ATTRIBUTES:
+                del row[key]
+        self._put({"time": time.time(), "event": "request", **row})
+
+    def event(self, event: Event, **fields: Any) -> None:
+        """A named event.
+
+        Raises:
+            ValueError: a field that the event does not have.
+        """
+        if unknown := [name for name in fields if name not in event.fields]:
+            raise ValueError(f"{event.label}: got fields {unknown}, expected some of {list(event.fields)}")
+        self._put({"time": time.time(), "event": event.label, **fields})
+
+    def defect(self, error: BaseException, request_id: str) -> None:
+        """A fault of our own: its type and where it was raised, never its text (which may quote a request)."""
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = None if trace is None else f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+        self.event(Event.DEFECT, request_id=request_id, error_type=type(error).__name__, where=where)
+
+    def close(self) -> None:
+        """Writes what is queued, and ends the thread."""
+        self._listener.stop()
+        self._file.flush()
+        if self._own_file:
+            self._file.close()
+        if self._provider is not None:
+            otlp.bounded(self._provider.shutdown, otlp.SHUTDOWN_SECONDS)
+
+    def _put(self, fields: dict[str, Any]) -> None:
+        self._handler.handle(logging.LogRecord("laneway", logging.INFO, "", 0, fields, None, None))
+
+
+class _DroppingQueueHandler(QueueHandler):
+    def __init__(self, logs: Logs) -> None:
+        super().__init__(logs._queue)
+        self._logs = logs
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record  # the fields are plain values: nothing to be formatted before the thread does
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self._logs._queue.put_nowait(record)
+        except queue.Full:
+            self._logs.dropped += 1
+
+
+class _LineHandler(logging.Handler):
+    def __init__(self, file: IO[bytes], waiting: "queue.Queue[logging.LogRecord]") -> None:
+        super().__init__()
+        self._file = file
+        self._waiting = waiting
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._file.write(orjson.dumps(record.msg) + b"\n")
+        if self._waiting.empty():  # a burst is flushed once
+            self._file.flush()
+
+
+class _OtlpHandler(logging.Handler):
+    def __init__(self, provider: LoggerProvider) -> None:
+        super().__init__()
+        self._logger = provider.get_logger("laneway")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields: dict[str, Any] = {**cast("dict[str, Any]", record.msg)}
+        trace_id = fields.pop("trace_id", None)
+        context = Context()
+        if trace_id:
+            # The line knows its trace, not which of its spans it is about: 0 is no span.
+            parent = SpanContext(int(trace_id, 16), 0, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+            context = set_span_in_context(NonRecordingSpan(parent), context)
+        stamp = round(fields.pop("time") * 1e9)
+        self._logger.emit(
+            OtlpRecord(
+                timestamp=stamp,
+                observed_timestamp=stamp,
+                context=context,
+                severity_number=SeverityNumber.INFO,
+                severity_text="INFO",
+                body=fields["event"],
+                event_name=f"laneway.{fields['event']}",
+                attributes={f"laneway.{key}": value for key, value in fields.items() if value is not None},
+            )
+        )
