@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import NoneType
 from typing import Any
 
 
@@ -174,6 +175,15 @@ class Timeline:
 
 
 _FIELDS = frozenset(Timeline.__dataclass_fields__) - {"extra"}
+_VALUES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
+    (("request_id", "lane", "cohort"), (str,), "a string"),
+    (("trace_id", "run_id", "model", "pool", "error"), (str, NoneType), "a string or null"),
+    (("prompt_tokens", "output_tokens"), (int, NoneType), "a whole number or null"),
+    ((*STAMPS, "itl_max"), (int, float, NoneType), "seconds or null"),
+    (("streamed",), (bool,), "true or false"),
+    (("boundary",), (str,), f"one of {', '.join(Boundary)}"),
+    (("outcome",), (str, NoneType), f"null or one of {', '.join(Outcome)}"),
+)
 
 
 def from_record(row: Mapping[str, Any]) -> Timeline:
@@ -182,18 +192,19 @@ def from_record(row: Mapping[str, Any]) -> Timeline:
     Raises:
         ValueError: a key is missing or has a value that the schema does not allow; the message names it.
     """
-    try:
-        known = {key: value for key, value in row.items() if key in _FIELDS}
-        known["boundary"] = Boundary(row["boundary"])
-        known["outcome"] = None if row.get("outcome") is None else Outcome(row["outcome"])
-    except KeyError as missing:
-        raise ValueError(f"{missing.args[0]}: missing, expected a value") from None
-    for name in STAMPS:
-        value = known.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ValueError(f"{name}: got {value!r}, expected seconds or null")
-    if not isinstance(known.get("request_id"), str):
-        raise ValueError(f"request_id: got {known.get('request_id')!r}, expected a string")
+    for name in ("request_id", "boundary"):
+        if name not in row:
+            raise ValueError(f"{name}: missing, expected a value")
+    known = {key: value for key, value in row.items() if key in _FIELDS}
+    for names, kinds, expected in _VALUES:
+        for name in names:
+            if name in known and type(known[name]) not in kinds:  # not isinstance: true is no number
+                raise ValueError(f"{name}: got {known[name]!r}, expected {expected}")
+    for name, kind in (("boundary", Boundary), ("outcome", Outcome)):
+        if known.get(name) is not None and known[name] not in list(kind):
+            raise ValueError(f"{name}: got {known[name]!r}, expected one of {', '.join(kind)}")
+    known["boundary"] = Boundary(known["boundary"])
+    known["outcome"] = None if known.get("outcome") is None else Outcome(known["outcome"])
     return Timeline(**known, extra={key: value for key, value in row.items() if key not in _FIELDS})
 
 

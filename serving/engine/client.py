@@ -22,6 +22,10 @@ KEEP_ALIVE_SECONDS = 4.0
 
 READ_BUFFER_BYTES = 1 << 16
 
+END_SECONDS = 0.5
+"""How long a finished stream may take to end its body. It comes with the last event by rights; a new connection is
+cheaper than a seat held for one that forgot."""
+
 
 class ReplicaUnreachableError(Exception):
     """No connection to the replica, or it was lost before the reply's head arrived."""
@@ -79,6 +83,15 @@ class Reply:
                 raise ReplyBrokenError(f"body of more than {limit} bytes")
             parts.append(part)
         return b"".join(parts)
+
+    async def skip_rest(self) -> None:
+        """Reads what follows the last event (nothing), so that the connection can be used again; not for long."""
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                while await self.read_some():
+                    pass
+        except (ReplyBrokenError, TimeoutError):
+            pass
 
     def abort(self) -> None:
         """Closes the connection unless the body was read to its end. May be called more than once."""

@@ -27,6 +27,10 @@ def vllm(
     python: Annotated[Path | None, typer.Option(help="Interpreter that has vLLM.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Requests computed at once.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of one engine step.")] = None,
+    long_prefill_token_threshold: Annotated[
+        int | None,
+        typer.Option(min=0, help="Most tokens of one request in one step while there are others; 0: no bound."),
+    ] = None,
     max_num_queued_reqs: Annotated[int | None, typer.Option(min=1, help="Refuse (503) beyond so many.")] = None,
     prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache of equal prompt beginnings.")] = True,
     kv_cache_gib: Annotated[int, typer.Option(min=1, help="CPU build: size of the KV cache (GiB).")] = 1,
@@ -51,6 +55,7 @@ def vllm(
                 port=port,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
+                long_prefill_token_threshold=long_prefill_token_threshold,
                 max_num_queued_reqs=max_num_queued_reqs,
                 prefix_caching=prefix_caching,
                 kv_cache_gib=kv_cache_gib,
@@ -77,6 +82,9 @@ def simulate(
     max_model_len: Annotated[int, typer.Option(min=2, help="Prompt and output of one request, tokens.")] = 8192,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests computed at once.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one engine step.")] = 2048,
+    long_prefill_token_threshold: Annotated[
+        int, typer.Option(min=0, help="Most tokens of one request in one step while there are others; 0: no bound.")
+    ] = 0,
     max_num_queued_reqs: Annotated[int | None, typer.Option(min=1, help="Refuse (503) beyond so many.")] = None,
     max_num_queued_tokens: Annotated[int | None, typer.Option(min=1, help="The same, prompt tokens.")] = None,
     prefix_caching: Annotated[bool, typer.Option(help="Reuse the KV cache of equal prompt beginnings.")] = True,
@@ -99,7 +107,14 @@ def simulate(
         serve(
             SimulatedOptions(
                 profile=step_time.DEFAULT if profile is None else step_time.load(profile),
-                limits=EngineLimits(max_num_seqs, max_num_batched_tokens, max_model_len, prefix_caching, scheduler),
+                limits=EngineLimits(
+                    max_num_seqs,
+                    max_num_batched_tokens,
+                    max_model_len,
+                    prefix_caching,
+                    scheduler,
+                    long_prefill_token_threshold,
+                ),
                 name=name,
                 host=host,
                 port=port,

@@ -28,7 +28,7 @@ STALLED_SECONDS = 30.0
 
 _COUNTERS = re.compile(
     rb"^(vllm:(?:num_requests_running|num_requests_waiting|prompt_tokens_total|generation_tokens_total))"
-    rb"(?:\{[^}]*\})? ([0-9.eE+-]+)",
+    rb"(?:\{.*?\})? ([0-9.eE+-]+)",
     re.MULTILINE,
 )
 
@@ -112,6 +112,7 @@ class Pool:
         self._listener = listener
         self._clock = clock
         self._members: dict[str, _Member] = {}
+        self._resolved: dict[str, list[Address]] = {}
         self._follow_task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -163,14 +164,14 @@ class Pool:
 
     async def _follow(self) -> None:
         while True:
-            wanted: dict[str, Address] = {}
-            for url in self._urls:
-                for address in await resolve(url):
-                    wanted[address.name] = address
-            # A name that resolves to nothing right now says more about DNS than about the replicas.
-            if wanted or not self._urls:
-                for name in [name for name in self._members if name not in wanted]:
-                    member = self._members.pop(name)
+            urls = self._urls
+            found = await asyncio.gather(*map(resolve, urls))
+            # A name that resolves to nothing right now says more about DNS than about its replicas: they stay.
+            self._resolved = {url: new or self._resolved.get(url, []) for url, new in zip(urls, found, strict=True)}
+            wanted = {address.name: address for those in self._resolved.values() for address in those}
+            for name, member in list(self._members.items()):
+                if wanted.get(name) != member.address:
+                    del self._members[name]
                     member.probe.cancel()
                     self._listener.replica_left(member.address)
             for name, address in wanted.items():
@@ -185,7 +186,7 @@ class Pool:
         while True:
             try:
                 await self._probe_once(member)
-            except (ReplicaUnreachableError, ReplyBrokenError, ValueError, KeyError, TypeError) as error:
+            except (ReplicaUnreachableError, ReplyBrokenError, ValueError, LookupError, TypeError, ArithmeticError) as error:
                 member.failures += 1
                 if member.ready and member.failures >= LOST_AFTER_FAILURES:
                     self._set_ready(member, False, f"probe: {error}" if str(error) else type(error).__name__)
@@ -230,23 +231,23 @@ async def resolve(url: str) -> list[Address]:
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    base = url.rstrip("/")
+    path = parts.path.rstrip("/")
     try:
         ipaddress.ip_address(host)
-        return [Address(f"{parts.netloc}{parts.path.rstrip('/')}", base)]
+        return [Address(f"{parts.netloc}{path}", url.rstrip("/"))]
     except ValueError:
         pass
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter: a label that no DNS name can have
         return []
     ips = sorted({str(entry[4][0]) for entry in found}, key=lambda ip: (":" in ip, ip))
     # A dual-stack name is one replica with two addresses, not two replicas.
     v4 = [ip for ip in ips if ":" not in ip]
     return [
         Address(
-            name=f"{ip}:{port}" if ":" not in ip else f"[{ip}]:{port}",
-            base=f"{parts.scheme}://{ip if ':' not in ip else f'[{ip}]'}:{port}{parts.path.rstrip('/')}",
+            name=f"{ip}:{port}{path}" if ":" not in ip else f"[{ip}]:{port}{path}",
+            base=f"{parts.scheme}://{ip if ':' not in ip else f'[{ip}]'}:{port}{path}",
             host=parts.netloc,
             server_name=host if parts.scheme == "https" else None,
         )

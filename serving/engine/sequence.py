@@ -19,12 +19,18 @@ class EngineLimits:
     """Prompt and output of one sequence, tokens."""
     prefix_caching: bool = True
     scheduler: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    """Most tokens of one sequence in one step while there are others; 0: no bound (vLLM's setting of that name)."""
 
     def __post_init__(self) -> None:
         """Raises ValueError: the message has the field, the value and what was expected."""
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 1")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(
+                f"long_prefill_token_threshold: got {self.long_prefill_token_threshold}, expected 0 or more"
+            )
         if self.scheduler not in SCHEDULERS:
             raise ValueError(f"scheduler: got {self.scheduler!r}, expected one of {list(SCHEDULERS)}")
 

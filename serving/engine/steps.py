@@ -76,11 +76,12 @@ class SteppedEngine:
             return None
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
-        budget = self._plan_running(chunks, preempted)
+        most = self._chunk_bound()
+        budget = self._plan_running(most, chunks, preempted)
         joined: list[Sequence] = []
         queried = hits = 0
         if not preempted:
-            queried, hits = self._plan_waiting(budget, chunks, joined, now)
+            queried, hits = self._plan_waiting(budget, most, chunks, joined, now)
         self._in_step = True
         prefills = [chunk for chunk in chunks if chunk.is_prefill]
         decodes = [chunk for chunk in chunks if not chunk.is_prefill]
@@ -133,13 +134,13 @@ class SteppedEngine:
         self._drop_aborted()
         return StepEnd(tuple(produced), tuple(finished))
 
-    def _plan_running(self, chunks: list[Chunk], preempted: list[Sequence]) -> int:
+    def _plan_running(self, most: int, chunks: list[Chunk], preempted: list[Sequence]) -> int:
         """Adds the chunks of running sequences; returns the tokens that are left."""
         budget = self.limits.max_num_batched_tokens
         index = 0
         while index < len(self.running) and budget > 0:
             sequence = self.running[index]
-            tokens = min(sequence.tokens - sequence.computed, budget)
+            tokens = min(sequence.tokens - sequence.computed, most, budget)
             while not self._extend(sequence, tokens):
                 last = self.running.pop()
                 self._preempt(last)
@@ -151,7 +152,9 @@ class SteppedEngine:
             index += 1
         return budget
 
-    def _plan_waiting(self, budget: int, chunks: list[Chunk], joined: list[Sequence], now: float) -> tuple[int, int]:
+    def _plan_waiting(
+        self, budget: int, most: int, chunks: list[Chunk], joined: list[Sequence], now: float
+    ) -> tuple[int, int]:
         """Lets waiting sequences join; returns the tokens asked of the prefix cache, and those that it had."""
         queried = hits = 0
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
@@ -162,7 +165,7 @@ class SteppedEngine:
             whole = self.kv.needed(sequence.tokens) - len(found) + self.kv.unheld(found)
             if whole > self.kv.free:
                 break
-            tokens = min(sequence.tokens - hit, budget)
+            tokens = min(sequence.tokens - hit, most, budget)
             self.kv.hold(found)
             sequence.blocks = found
             sequence.filled = len(found)
@@ -180,6 +183,12 @@ class SteppedEngine:
             chunks.append(Chunk(sequence, hit, tokens))
             budget -= tokens
         return queried, hits
+
+    def _chunk_bound(self) -> int:
+        """Most tokens of one sequence in this step: one that is alone starves nobody, and takes all that it can."""
+        threshold = self.limits.long_prefill_token_threshold
+        alone = len(self.running) + len(self.waiting) <= 1
+        return self.limits.max_num_batched_tokens if alone or not threshold else threshold
 
     def _prefix(self, sequence: Sequence) -> list[int]:
         """The blocks of its beginning that are in the cache."""

@@ -42,6 +42,7 @@ class VllmOptions:
     port: int = 8100
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int | None = None
     max_num_queued_reqs: int | None = None
     prefix_caching: bool = True
     kv_cache_gib: int | None = 1
@@ -68,6 +69,7 @@ def vllm_command(options: VllmOptions, environ: Mapping[str, str]) -> tuple[list
     for flag, value in (
         ("--max-num-seqs", options.max_num_seqs),
         ("--max-num-batched-tokens", options.max_num_batched_tokens),
+        ("--long-prefill-token-threshold", options.long_prefill_token_threshold),
         ("--max-num-queued-reqs", options.max_num_queued_reqs),
     ):
         if value is not None:

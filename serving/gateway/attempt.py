@@ -56,7 +56,10 @@ def _next_replica(exchange: "Exchange", replica: str, failure: AttemptFailedErro
     if failure.reason is not RetryReason.REFUSED:
         gateway.replica_failed(exchange.dispatch.pool, replica, failure.reason)
     elsewhere = exchange.dispatch.scheduler.reassign(exchange.ticket, frozenset({replica}), gateway.clock())
-    return replica if elsewhere is None and failure.same_again else elsewhere
+    second = replica if elsewhere is None and failure.same_again else elsewhere
+    if second is not None:
+        exchange.timeline.extra["replica"] = second
+    return second
 
 
 def _final(failure: AttemptFailedError) -> RequestError:
@@ -116,6 +119,7 @@ async def _relay_whole(exchange: "Exchange", reply: Reply) -> None:
     exchange.content(exchange.gateway.clock())
     _count(exchange, whole.prompt_tokens, whole.output_tokens)
     await exchange.answer(200, body, _content_type(reply.headers))
+    exchange.completed()
     exchange.gateway.store(exchange, body)
 
 
@@ -144,7 +148,7 @@ async def _relay_stream(exchange: "Exchange", parsed: ParsedRequest, reply: Repl
             exchange.content(now)
             if first:
                 await exchange.begin_stream()
-                out = held + out
+                out, held = held + out, b""
                 await client.write(out)
                 assert exchange.dispatch is not None
                 assert exchange.ticket is not None
@@ -167,22 +171,14 @@ async def _relay_stream(exchange: "Exchange", parsed: ParsedRequest, reply: Repl
     _count(exchange, scan.prompt_tokens, scan.output_tokens)
     await exchange.begin_stream()
     await client.end(held)
+    exchange.completed()  # before anything else is waited for: the client has its answer
     if keep:
         gateway.store(exchange, b"".join([*kept, held]))
-    await _to_the_end(reply)
-
-
-async def _to_the_end(reply: Reply) -> None:
-    """Reads what follows `[DONE]` (nothing), so that the connection can be used again."""
-    try:
-        while await reply.read_some():
-            pass
-    except ReplyBrokenError:
-        pass
+    await reply.skip_rest()
 
 
 def _broken(exchange: "Exchange", reason: str) -> NoReturn:
-    if exchange.timeline.first_token is None and not exchange.client.started:
+    if exchange.timeline.first_token is None:  # comments may be out: they are no content
         raise AttemptFailedError(Outcome.ENGINE_ERROR, RetryReason.BROKEN)
     assert exchange.dispatch is not None
     if exchange.ticket is not None and exchange.ticket.replica is not None:

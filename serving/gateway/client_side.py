@@ -26,11 +26,13 @@ class ClientLeftError(Exception):
 class ClientSide:
     """One request's `receive` and `send`. `started` and `ended` say how much of the answer is out."""
 
-    __slots__ = ("_receive", "_send", "_watch", "ended", "started", "writing")
+    __slots__ = ("_abort", "_receive", "_send", "_watch", "ended", "started", "writing")
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, receive: Receive, send: Send, abort: Callable[[], None] | None = None) -> None:
+        """`abort` closes the connection without waiting for the client to read what was written."""
         self._receive = receive
         self._send = send
+        self._abort = abort
         self._watch: asyncio.Task[None] | None = None
         self.started = False
         self.ended = False
@@ -85,9 +87,7 @@ class ClientSide:
 
     async def write(self, body: bytes) -> None:
         """Sends a part of the body; waits while the client does not read."""
-        self.writing = True
         await self._put({"type": "http.response.body", "body": body, "more_body": True})
-        self.writing = False
 
     async def end(self, body: bytes = b"") -> None:
         """Sends the last part. What the client does after that is its own affair."""
@@ -95,10 +95,20 @@ class ClientSide:
         await self._put({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _put(self, message: MutableMapping[str, Any]) -> None:
+        self.writing = True
         try:
             await self._send(message)
         except OSError:
             raise ClientLeftError from None
+        finally:
+            self.writing = False
+
+    async def abort(self) -> None:
+        """Closes the connection of a client that does not read. An ordinary close would wait for it for ever."""
+        self.ended = True
+        if self._abort is not None:
+            self._abort()
+            await asyncio.sleep(0)  # the server learns of it before it wonders why the answer has no end
 
     def release(self) -> None:
         """Stops watching."""

@@ -36,7 +36,6 @@ class ClientTimings:
 
 @dataclass(slots=True)
 class _Ended:
-    caller: str
     model: str | None
     lane: str
     cohort: str
@@ -61,16 +60,16 @@ class RecentRequests:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._ended: OrderedDict[tuple[str, str], _Ended] = OrderedDict()
 
     def remember(self, timeline: Timeline, caller: str) -> None:
         """A request ended; only one that saw a first token can be reported on."""
         if timeline.first_token is None:
             return
         now = self._clock()
-        self._ended[timeline.request_id] = _Ended(
-            caller, timeline.model, timeline.lane, timeline.cohort, timeline.ttft, now
-        )
+        key = (caller, timeline.request_id)  # two callers may have chosen the same id
+        self._ended[key] = _Ended(timeline.model, timeline.lane, timeline.cohort, timeline.ttft, now)
+        self._ended.move_to_end(key)
         while self._ended:
             oldest = next(iter(self._ended.values()))
             if len(self._ended) <= REMEMBERED and now - oldest.at <= REMEMBERED_SECONDS:
@@ -79,8 +78,8 @@ class RecentRequests:
 
     def take(self, timings: ClientTimings, caller: str) -> Accepted | TimingResult:
         """Believes a report, once; else says why not. Another key's request is as unknown as one that never was."""
-        ended = self._ended.get(timings.request_id)
-        if ended is None or ended.caller != caller or self._clock() - ended.at > REMEMBERED_SECONDS:
+        ended = self._ended.get((caller, timings.request_id))
+        if ended is None or self._clock() - ended.at > REMEMBERED_SECONDS:
             return TimingResult.UNKNOWN_REQUEST
         if ended.reported:
             return TimingResult.REPEATED

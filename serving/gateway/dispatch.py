@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from serving.scheduling import Batch, Refusal, Scheduler, Ticket
+from serving.scheduling.ticket import State
 
 
 class Waiter(Protocol):
@@ -21,8 +22,14 @@ class Waiter(Protocol):
     def expired(self, now: float) -> None:
         """Its deadline passed in the queue."""
 
-    def drained(self, now: float) -> None:
-        """The gateway ends; what is queued must leave."""
+    def drained(self, now: float, reason: str) -> None:
+        """What is queued must leave: the gateway ends, or a new spec has no such queue."""
+
+    def refused(self, refusal: Refusal) -> None:
+        """The queue that it was moved to does not take it."""
+
+    def moved(self, successor: "Dispatch") -> None:
+        """It waits in another queue from now on; called before that can release it."""
 
 
 class Dispatch:
@@ -69,26 +76,30 @@ class Dispatch:
         self.scheduler.finished(ticket, self._clock())
         self.pump()
 
-    def drain(self) -> None:
+    def drain(self, reason: str) -> None:
         """Everything queued leaves."""
         now = self._clock()
         for ticket in self.scheduler.drain(now):
             waiter = self._waiters.pop(ticket, None)
             if waiter is not None:
-                waiter.drained(now)
+                waiter.drained(now, reason)
 
-    def move_queue(self, successor: "Dispatch") -> list[tuple[Waiter, Refusal]]:
-        """Hands what is queued to the dispatch of a new spec; what that refuses is returned."""
-        refused: list[tuple[Waiter, Refusal]] = []
+    def move_queue(self, successor: "Dispatch") -> None:
+        """Hands what is queued to the dispatch of a new spec. Tickets of a lane that it does not have leave."""
         now = self._clock()
+        lanes = successor.scheduler.lanes()
         for ticket in self.scheduler.drain(now):
             waiter = self._waiters.pop(ticket, None)
             if waiter is None:
                 continue
+            if ticket.lane not in lanes:
+                waiter.drained(now, f"lane {ticket.lane!r} is no longer served")
+                continue
+            ticket.state = State.NEW  # to the other scheduler it is
+            waiter.moved(successor)
             refusal = successor.submit(ticket, waiter)
             if refusal is not None:
-                refused.append((waiter, refusal))
-        return refused
+                waiter.refused(refusal)
 
     def close(self) -> None:
         """Stops the timer."""

@@ -6,7 +6,9 @@ await, or the gateway's own end.
 """
 
 import asyncio
+import contextlib
 from enum import Enum
+from math import ceil
 from typing import TYPE_CHECKING
 
 from serving.gateway.attempt import ask_replicas
@@ -14,6 +16,7 @@ from serving.gateway.client_side import COMMENT, ClientLeftError, ClientSide, Re
 from serving.gateway.errors import RequestError, error_body, error_event
 from serving.gateway.head import Head
 from serving.gateway.request import Kind, ParsedRequest
+from serving.gateway.uvicorn_protocol import ABORT
 from serving.ledger import State
 from serving.scheduling import Batch, Refusal, Ticket
 from serving.timeline import Boundary, Outcome, Timeline
@@ -45,7 +48,7 @@ class Exchange:
         self.gateway = gateway
         self.kind = kind
         self.head = Head.read(scope, gateway.clock)
-        self.client = ClientSide(receive, send)
+        self.client = ClientSide(receive, send, scope.get(ABORT))
         self.timeline = Timeline(
             request_id=self.head.request_id, boundary=Boundary.GATEWAY, received=self.head.received
         )
@@ -69,30 +72,32 @@ class Exchange:
         self._timer: asyncio.TimerHandle | None = None
         self._comment_timer: asyncio.TimerHandle | None = None
         self._commenting: asyncio.Task[None] | None = None
+        self._no_more_comments = asyncio.Event()
 
     async def run(self) -> None:
         """Serves the request. Raises nothing but a cancellation that is not its own."""
         self._task = asyncio.current_task()
-        loop_cancelled = False
         try:
             try:
                 try:
                     await self._serve()
                 except asyncio.CancelledError:
                     if self._stop is None or self._task is None:
-                        loop_cancelled = True
                         raise
                     self._task.uncancel()
                     raise self._stopped(self._stop) from None
             except ClientLeftError:
                 self._end(Outcome.CANCELLED, (self._stop or Stop.CLIENT_LEFT).value)
+                if self._stop is Stop.SLOW_READER:
+                    await self.client.abort()
             except RequestError as error:
                 await self._fail(error)
         except asyncio.CancelledError:
-            outcome = Outcome.DRAINING if self.gateway.draining else Outcome.CANCELLED
-            self._end(outcome, "the gateway ended")
-            if loop_cancelled:
+            if not self.gateway.draining:
+                self._end(Outcome.CANCELLED, "the server cancelled the request")
                 raise
+            # The time to drain is over, and this is all the time that there is to say so to the client.
+            await self._fail(RequestError(Outcome.DRAINING, "the gateway ended before the answer", retry_after=1.0))
         except Exception as error:  # a defect of ours: the client gets an answer, the log gets its type
             self.gateway.logs.defect(error, self.timeline.request_id)
             await self._fail(RequestError(Outcome.ENGINE_ERROR, "internal error of the gateway", status=500))
@@ -128,7 +133,6 @@ class Exchange:
         await self._queue(parsed)
         assert self._replica is not None
         await ask_replicas(self, parsed, self._replica)
-        self._end(Outcome.COMPLETED)
 
     async def _classify(self, parsed: ParsedRequest) -> None:
         """Counts the prompt, chooses lane, cohort and pool, and takes the quota."""
@@ -194,13 +198,17 @@ class Exchange:
         waited = now - self.head.received
         self._refuse(RequestError(Outcome.EXPIRED, f"the deadline passed after {waited:.3f} s in the queue"))
 
-    def drained(self, now: float) -> None:
-        """The gateway ends."""
-        self._refuse(RequestError(Outcome.DRAINING, "the gateway is shutting down", retry_after=1.0))
+    def drained(self, now: float, reason: str) -> None:
+        """It must leave the queue."""
+        self._refuse(RequestError(Outcome.DRAINING, reason, retry_after=1.0))
 
     def refused(self, refusal: Refusal) -> None:
         """The queue does not take it."""
         self._refuse(RequestError(refusal.outcome, refusal.reason, retry_after=refusal.retry_after))
+
+    def moved(self, successor: "Dispatch") -> None:
+        """A new spec made a new queue, and this request waits there now."""
+        self.dispatch = successor
 
     def _refuse(self, error: RequestError) -> None:
         self._refused = error
@@ -229,13 +237,7 @@ class Exchange:
 
     async def begin_stream(self) -> None:
         """Sends the head of a stream, unless a comment did already."""
-        if self._comment_timer is not None:
-            self._comment_timer.cancel()
-            self._comment_timer = None
-        if self._commenting is not None:
-            self._commenting.cancel()
-            await asyncio.gather(self._commenting, return_exceptions=True)
-            self._commenting = None
+        await self._end_comments()
         if not self.client.started:
             await self.client.start(200, self._headers(EVENT_STREAM, stream=True))
 
@@ -269,11 +271,8 @@ class Exchange:
         if self.client.ended:
             return
         try:
-            if self._commenting is not None:
-                self._commenting.cancel()
-                await asyncio.gather(self._commenting, return_exceptions=True)
-                self._commenting = None
             async with asyncio.timeout(self.gateway.spec.gateway.timeouts.idle):
+                await self._end_comments()
                 if self.client.started:
                     await self.client.end(error_event(error))
                     return
@@ -282,18 +281,28 @@ class Exchange:
                 body = error.raw_body if error.raw_body is not None else error_body(error)
                 headers.append((b"content-length", str(len(body)).encode()))
                 if error.retry_after is not None:
-                    headers.append((b"retry-after", str(max(1, round(error.retry_after + 0.5))).encode()))
+                    headers.append((b"retry-after", str(max(1, ceil(error.retry_after))).encode()))
                 if error.status in (408, 413):
                     headers.append((b"connection", b"close"))
                 await self.client.start(error.status, headers)
                 await self.client.end(body)
-        except (ClientLeftError, TimeoutError):
+        except ClientLeftError:
             pass  # nobody reads it; the outcome stands
+        except TimeoutError:
+            await self.client.abort()
+
+    def completed(self) -> None:
+        """The client has the whole answer."""
+        self._end(Outcome.COMPLETED)
 
     def _end(self, outcome: Outcome, error: str | None = None) -> None:
         if self.timeline.outcome is None:
             self.timeline.end(outcome, self.gateway.clock(), error)
             self.entry.end(outcome)
+            if self.dispatch is not None and self.ticket is not None:
+                # At once, not when the client has read the error: others wait for the seat.
+                self.dispatch.cancel(self.ticket)
+                self.dispatch.finished(self.ticket)
 
     def _stopped(self, stop: Stop) -> Exception:
         if stop in (Stop.CLIENT_LEFT, Stop.SLOW_READER):
@@ -311,9 +320,6 @@ class Exchange:
         if self._commenting is not None:
             self._commenting.cancel()
         self.client.release()
-        if self.dispatch is not None and self.ticket is not None:
-            self.dispatch.cancel(self.ticket)
-            self.dispatch.finished(self.ticket)
         self.gateway.ended(self)
 
     # --- time ----------------------------------------------------------------------------------------------------
@@ -344,11 +350,6 @@ class Exchange:
         else:
             self.stop(Stop.SLOW_READER if self.client.writing else self._due_is)
 
-    def moved(self, before: "Dispatch", after: "Dispatch") -> None:
-        """A new spec made a new queue, and this request waits there now."""
-        if self.dispatch is before and self.timeline.released is None:
-            self.dispatch = after
-
     def stop(self, reason: Stop) -> None:
         """Ends the exchange from outside its task; the first reason counts."""
         if self._stop is None and self._task is not None and self.timeline.outcome is None:
@@ -369,20 +370,34 @@ class Exchange:
             self._commenting = asyncio.create_task(self._comment())
 
     async def _comment(self) -> None:
+        pause = self.gateway.spec.gateway.timeouts.comment_every
         try:
             await self.client.start(200, self._headers(EVENT_STREAM, stream=True))
-            while True:
+            while not self._no_more_comments.is_set():
                 await self.client.write(COMMENT)
-                await asyncio.sleep(self.gateway.spec.gateway.timeouts.comment_every)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._no_more_comments.wait(), pause)
         except ClientLeftError:
             self.stop(Stop.CLIENT_LEFT)
+
+    async def _end_comments(self) -> None:
+        """No comment is on its way after this. One that is being written is not cut off: its half would be in the
+        stream."""
+        if self._comment_timer is not None:
+            self._comment_timer.cancel()
+        self._no_more_comments.set()
+        if self._commenting is not None:
+            await asyncio.shield(self._commenting)
 
     def _headers(self, content_type: bytes, stream: bool = False) -> list[tuple[bytes, bytes]]:
         headers = [
             (b"content-type", content_type),
             (b"x-request-id", self.timeline.request_id.encode()),
             (b"x-laneway-lane", self.timeline.lane.encode()),
+            (b"x-laneway-cohort", self.timeline.cohort.encode()),
         ]
+        if self.timeline.pool is not None:
+            headers.append((b"x-laneway-pool", self.timeline.pool.encode()))
         if stream:
             headers.append((b"cache-control", b"no-cache"))
             headers.append((b"x-accel-buffering", b"no"))

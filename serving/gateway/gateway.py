@@ -157,7 +157,7 @@ class Gateway:
             self.draining = True
             self.logs.event(Event.DRAINING, requests=len(self._open))
             for dispatch in self._dispatches.values():
-                dispatch.drain()
+                dispatch.drain("the gateway is shutting down")
 
     def set_spec(self, spec: Spec, urls: Mapping[str, tuple[str, ...]]) -> None:
         """Takes a new spec over while requests run: lanes, pools, keys, limits. Queued requests keep their place."""
@@ -198,13 +198,9 @@ class Gateway:
                 replaced.append((current, self._dispatches[key]))
         for before, after in replaced:
             if after is None:
-                before.drain()
+                before.drain(f"pool {before.pool!r} no longer serves the model")
             else:
-                for waiter, refusal in before.move_queue(after):
-                    if isinstance(waiter, Exchange):
-                        waiter.refused(refusal)
-                for exchange in self._open:
-                    exchange.moved(before, after)
+                before.move_queue(after)
             before.close()
 
     def _set_up_pools(self, spec: Spec) -> None:
@@ -251,10 +247,10 @@ class Gateway:
                 status=403,
             )
         model = self.spec.model(parsed.model)
-        if model is not None and count.exact and count.tokens >= model.max_model_len:
+        if model is not None and count.at_least >= model.max_model_len:
             raise RequestError(
                 Outcome.REJECTED_INVALID,
-                f"the prompt has {count.tokens} tokens, expected fewer than the model's {model.max_model_len}",
+                f"the prompt has at least {count.at_least} tokens, expected fewer than the model's {model.max_model_len}",
                 param="prompt" if parsed.kind is Kind.COMPLETION else "messages",
                 code="context_length_exceeded",
             )
@@ -268,7 +264,8 @@ class Gateway:
     def choose_dispatch(self, parsed: ParsedRequest, head: Head) -> Dispatch:
         """The queue of the pool that serves this caller: by weight, sticky, and ready if any is."""
         model = self.spec.model(parsed.model)
-        assert model is not None
+        if model is None:  # a new spec came while the prompt was counted
+            raise RequestError(Outcome.NO_REPLICA, "the model is no longer served", param="model", retry_after=1.0)
         pool = _sticky_pool(model, parsed.user or head.session or head.request_id)
         if not self.pool_is_ready(pool):
             ready = [name for name, weight in model.pools.items() if weight and self.pool_is_ready(name)]

@@ -12,6 +12,12 @@ from serving.timeline import Outcome
 
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _TRACE = (b"traceparent", b"tracestate")
+_MILLISECONDS = re.compile(rb"0*([1-9][0-9]{0,7})")
+_MOST_MILLISECONDS = 86_400_000
+_LIKE_A_NUMBER = re.compile(rb"[-+0-9.,eE]{1,24}(ms|s)?")
+"""What an error may quote of a header: with anything else there might be a key in it."""
+_DIGITS = 19
+"""Of a whole number that is still told apart from others; none that we take is nearly as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +55,14 @@ class Head:
         problem: RequestError | None = None
         deadline: float | None = None
         if (raw := found.get(b"x-laneway-deadline-ms")) is not None:
-            if raw.isdigit() and 0 < int(raw[:12]) <= 86_400_000:
-                deadline = int(raw) / 1000
+            if (match := _MILLISECONDS.fullmatch(raw)) and int(match[1]) <= _MOST_MILLISECONDS:
+                deadline = int(match[1]) / 1000
             else:
+                got = repr(raw.decode()) if _LIKE_A_NUMBER.fullmatch(raw) else f"a string of {len(raw)} characters"
                 problem = RequestError(
                     Outcome.REJECTED_INVALID,
-                    f"header x-laneway-deadline-ms is {raw[:32].decode('latin-1')!r}, expected milliseconds, "
-                    "a whole number from 1 to 86400000",
+                    f"header x-laneway-deadline-ms is {got}, expected milliseconds, "
+                    f"a whole number from 1 to {_MOST_MILLISECONDS}",
                     param="x-laneway-deadline-ms",
                 )
         length = found.get(b"content-length", b"")
@@ -64,7 +71,7 @@ class Head:
             request_id=uuid.uuid4().hex if own_id else given.decode(),
             own_id=own_id,
             authorization=found.get(b"authorization"),
-            content_length=int(length) if length.isdigit() else None,
+            content_length=int(length.lstrip(b"0")[:_DIGITS] or 0) if length.isdigit() else None,
             lane=_text(found.get(b"x-laneway-lane")),
             deadline=deadline,
             session=_text(found.get(b"x-session-id")),

@@ -13,7 +13,7 @@ KEY_PREFIX = "lw-"
 ANONYMOUS = "(anonymous)"
 """Not a name that a key of the spec can have: who gives no key never shares a quota or a kept answer with one."""
 MINUTE = 60.0
-_ROUNDING = 1e-6
+_ROUNDING = 1e-3
 """Of a token or request: who waits exactly as long as told is let in, whatever the sums of floats say."""
 
 

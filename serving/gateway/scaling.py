@@ -16,9 +16,12 @@ class ScalingWatch:
         self.set_spec(spec)
 
     def set_spec(self, spec: Spec) -> None:
-        """Objectives and window of a new spec."""
+        """Objectives and window of a new spec; of queues that it no longer has nothing is measured."""
         self._objectives = {lane.name: lane.ttft.seconds for lane in spec.lanes}
         self._window = spec.rollout.window
+        queues = {(model.name, pool) for model in spec.models for pool in model.pools}
+        self._broken_since = {key: since for key, since in self._broken_since.items() if key in queues}
+        self._last_broken = {key: last for key, last in self._last_broken.items() if key in queues}
 
     def queue_age(self, model: str, pool: str, lane: str, age: float, now: float) -> None:
         """The age of a lane's oldest queued request, seconds."""

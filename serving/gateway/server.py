@@ -6,6 +6,7 @@ uvloop and httptools are what uvicorn itself prefers; tests/bench/http_client.py
 import asyncio
 import contextlib
 import ipaddress
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -39,8 +40,11 @@ class _Server(uvicorn.Server):
         self._drain = drain
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not uvicorn's own: that raises the signal again once it has served, which would end the process before the
+        # replicas that it started are stopped and its last spans sent.
         asyncio.get_running_loop().call_soon_threadsafe(self._drain)
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def check_exposed(host: str, spec: Spec) -> None:

@@ -1,8 +1,8 @@
 """What the gateway must know of an engine's event stream, and nothing more.
 
-Events are parsed as JSON until the first content and again at the end (a finish reason, usage, an error, `[DONE]`);
-between them a chunk costs one search. Bytes are passed on as they came, whole events only, so that an event which must
-not reach the client (the usage that only the gateway asked for) can be left out.
+Events are parsed as JSON until the first content and again where they may not be content (a finish reason, usage, an
+error, an empty delta, `[DONE]`); between them a chunk costs one search. Bytes are passed on as they came, whole events
+only, so that an event which must not reach the client (the usage that only the gateway asked for) can be left out.
 """
 
 import re
@@ -12,8 +12,13 @@ from typing import Any
 import orjson
 
 DONE = b"[DONE]"
+MAX_EVENT_BYTES = 16 << 20
+"""Of one event; what sends more without an end is no engine. Prompt log-probabilities of a full context need some."""
 
-_OF_INTEREST = re.compile(rb'"finish_reason"\s*:\s*"|"usage"\s*:\s*\{|"error"\s*:|data:\s*\[DONE\]')
+_OF_INTEREST = re.compile(
+    rb'"finish_reason"\s*:\s*"|"usage"\s*:\s*\{|"error"\s*:|data:\s*\[DONE\]'
+    rb'|"(?:content|text)"\s*:\s*""|"delta"\s*:\s*\{\s*\}'
+)
 _CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
 
 
@@ -40,7 +45,7 @@ class StreamScan:
         """(the whole events to pass on, whether any of them carries content).
 
         Raises:
-            NotAnEventStreamError: before the first content, or at the end, an event is not one.
+            NotAnEventStreamError: an event that is looked at is not one, or one has no end.
         """
         if self._partial:
             data = self._partial + data
@@ -48,6 +53,8 @@ class StreamScan:
             data = data.replace(b"\r\n", b"\n")
         end = data.rfind(b"\n\n")
         if end < 0:
+            if len(data) > MAX_EVENT_BYTES:
+                raise NotAnEventStreamError(f"an event of more than {MAX_EVENT_BYTES} bytes")
             self._partial = data
             return b"", False
         end += 2
@@ -57,7 +64,7 @@ class StreamScan:
         else:
             block = data[:end]
             self._partial = data[end:]
-        if self.content_seen and _OF_INTEREST.search(block) is None:
+        if self.content_seen and block.startswith(b"data:") and _OF_INTEREST.search(block) is None:
             return block, True
         return self._read(block)
 
@@ -70,6 +77,7 @@ class StreamScan:
         keep: list[bytes] = []
         content = False
         for event in block.split(b"\n\n"):
+            event = event.lstrip(b"\n")
             if not event:
                 continue
             passed, has_content = self._event(event)

@@ -8,6 +8,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 RECEIVED = "laneway.received"
 """Key of the ASGI scope: when the request's head was read, seconds of the monotonic clock."""
+ABORT = "laneway.abort"
+"""Key of the ASGI scope: closes the connection at once, whatever is still to be written. uvicorn only knows how to close
+once everything is written, which a client that does not read puts off for ever."""
 
 
 def bounded_protocol(max_header_bytes: int, head_timeout: float) -> type[HttpToolsProtocol]:
@@ -49,7 +52,9 @@ def bounded_protocol(max_header_bytes: int, head_timeout: float) -> type[HttpToo
             if size > max_header_bytes:
                 self._refuse(431, f"the request's head is larger than {max_header_bytes} bytes")
                 return
-            cast("dict[str, Any]", self.scope)[RECEIVED] = time.monotonic()
+            scope = cast("dict[str, Any]", self.scope)
+            scope[RECEIVED] = time.monotonic()
+            scope[ABORT] = self.transport.abort
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:

@@ -17,7 +17,7 @@ import aiohttp
 from serving.ledger import NO_LANE
 from serving.telemetry.tracing import RequestTrace, Tracing
 from serving.timeline import Boundary, Outcome, Timeline
-from serving.workload.events import Answer, NotAnAnswerError, error_of
+from serving.workload.events import Answer, error_of
 from serving.workload.trace import TraceRequest
 
 KEEPALIVE_SECONDS = 4.0
@@ -129,8 +129,8 @@ async def send(line: Line, prepared: Prepared, start: float) -> Timeline:
         outcome, error = Outcome.CANCELLED, "client_timeout"
     except aiohttp.ClientConnectorError as failure:
         outcome, error = Outcome.NO_REPLICA, f"connect: {type(failure.os_error).__name__}"
-    except (aiohttp.ClientError, OSError, NotAnAnswerError) as failure:
-        # A message could quote what was sent; the class says enough.
+    except Exception as failure:
+        # One answer of whatever kind must not cost the run. A message could quote what was sent; the class says enough.
         outcome, error = Outcome.ENGINE_ERROR, type(failure).__name__
     timeline.end(outcome, time.monotonic(), error)
     _account(sending, prepared)

@@ -1,7 +1,6 @@
 """The commands `laneway replay`, `laneway compare` and `laneway trace`. Heavy imports wait until one is called."""
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -93,7 +92,7 @@ def replay_command(
 
     import uvloop
 
-    from serving.workload.live import run_with_progress
+    from serving.workload.live import run_with_progress, show_run
     from serving.workload.probe import TargetError
     from serving.workload.prompts import TokenizerError
     from serving.workload.record import RunError, make_folder
@@ -144,7 +143,7 @@ def replay_command(
     except TargetError as error:
         typer.echo(error, err=True)
         raise typer.Exit(NO_ANSWER) from None
-    _show_run(out, as_json)
+    show_run(out, as_json=as_json)
     if not run.trusted:
         raise typer.Exit(CHECK_FAILED)
 
@@ -155,9 +154,8 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Put runs side by side, lane by lane and prompt-length stratum by stratum."""
-    from rich.console import Console
-
     from serving.workload.compare import compare
+    from serving.workload.output import console_of_width, print_json
     from serving.workload.record import RunError, read_run
     from serving.workload.tables import compare_table, start_line
 
@@ -170,9 +168,9 @@ def compare_command(
 
         _write(html, "--html", compare_page(comparison))
     if as_json:
-        _print_json(comparison)
+        print_json(comparison)
         return
-    console = _console()
+    console = console_of_width()
     console.print(compare_table(comparison))
     for name, values in comparison.differences.items():
         console.print(f"differs: {name}: {', '.join(values)}", markup=False)
@@ -181,7 +179,7 @@ def compare_command(
     for bar in comparison.start:
         console.print(start_line(bar), markup=False)
     if html is not None:
-        Console(stderr=True).print(f"page: {html}", markup=False)
+        console.print(f"page: {html}", markup=False)
 
 
 def trace_command(
@@ -194,6 +192,7 @@ def trace_command(
     as_json: Json = False,
 ) -> None:
     """Write a generated or recorded trace in Laneway's own format, to look at it, edit it or keep it."""
+    from serving.workload.output import print_json
     from serving.workload.trace import write
 
     read = _read_trace(trace, seed, kind, skip_bad_rows, _read_spec(spec))
@@ -211,33 +210,9 @@ def trace_command(
         "guessed_outputs": read.guessed_outputs,
     }
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         typer.echo(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()))
-
-
-def _show_run(out: Path, as_json: bool) -> None:
-    """Writes the report and prints the table, both from what stands in the folder."""
-    from serving.workload.record import REPORT_FILE, read_run
-    from serving.workload.report import run_page
-    from serving.workload.summary import summarize
-    from serving.workload.tables import run_table, start_line
-
-    folder = read_run(out)
-    run = folder.run
-    groups = summarize(folder.timelines, run.lanes, run.strata, run.window, run.elapsed)
-    report = out / REPORT_FILE
-    report.write_text(run_page(folder), encoding="utf-8")
-    if as_json:
-        _print_json({"run": run.model_dump(mode="json"), "groups": groups, "report": str(report)})
-        return
-    from serving.workload.compare import start_bars
-
-    console = _console()
-    console.print(run_table(run, groups))
-    for bar in start_bars(run.run_id, folder):
-        console.print(start_line(bar), markup=False)
-    console.print(f"report: {report}", markup=False)
 
 
 def _read_spec(path: Path) -> "Spec":
@@ -271,21 +246,6 @@ def _settings(pairs: list[str]) -> dict[str, str]:
             _refuse(f"--set: got {pair!r}, expected NAME=VALUE")
         settings[name] = value
     return settings
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    # Where nobody looks at a terminal's width, the table keeps its own.
-    return Console(width=None if sys.stdout.isatty() else 180)
-
-
-def _print_json(value: Any) -> None:
-    """JSON of plain values and dataclasses; +∞ is `null` beside a count that says who is missing."""
-    import orjson
-
-    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 def _write(path: Path, option: str, text: str) -> None:

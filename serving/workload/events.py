@@ -67,7 +67,10 @@ class Answer:
             self.error = error if isinstance(error, dict) else {}
             return
         self._usage(chunk.get("usage"))
-        for choice in chunk.get("choices") or ():
+        choices = chunk.get("choices") or []
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+            raise NotAnAnswerError("choices that are no list of objects")
+        for choice in choices:
             if choice.get("finish_reason"):
                 self.finished = True
             delta = choice.get("delta")

@@ -61,6 +61,8 @@ class Setup:
     mix: Mix = Mix()
     stretch: float | None = None
     """None: measured."""
+    turn_tokens: int = 512
+    """The engines' bound on one request's tokens in one step, the same for every scheduler; 0: none."""
     engine_core: int | None = None
     """Pin each engine to this core, and everything else to the others."""
 
@@ -73,6 +75,7 @@ def engines(setup: Setup) -> Iterator[list[str]]:
     # A prompt that was seen in an earlier run would be cheap in a later one: no prefix caching here.
     kind = "simulate" if setup.engine == "simulated" else "vllm"
     command = [sys.executable, "-m", "serving.cli", "engine", kind, "--no-prefix-caching"]
+    command += ["--long-prefill-token-threshold", str(setup.turn_tokens)]
     if pinned:
         command += ["--cpu-core", str(setup.engine_core)]
     with contextlib.ExitStack() as stack:
@@ -114,10 +117,15 @@ def run(setup: Setup, spec: Path, stretch: float, urls: Sequence[str], scheduler
 def write_spec(base: Spec, setup: Setup, urls: Sequence[str], stretch: float, path: Path) -> None:
     """The experiment's spec: one pool an engine, equal weights, objectives and deadlines stretched."""
     names = [f"pool-{i + 1}" for i in range(len(urls))]
+
+    def pool(name: str, url: str) -> dict[str, Any]:
+        turns = {"turn_tokens": setup.turn_tokens} if setup.turn_tokens else {}
+        return {"name": name, "replicas": [{"url": url}], **turns}
+
     data: dict[str, Any] = {
         "lanes": [stretched(lane, stretch).model_dump(mode="json", exclude_defaults=True) for lane in base.lanes],
         "models": [{"name": base.models[0].name, "max_model_len": 8192, "pools": dict.fromkeys(names, 1)}],
-        "pools": [{"name": name, "replicas": [{"url": url}]} for name, url in zip(names, urls, strict=True)],
+        "pools": [pool(name, url) for name, url in zip(names, urls, strict=True)],
     }
     path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
 

@@ -12,7 +12,7 @@ from serving.workload.schedule import Address, body
 from serving.workload.trace import TraceRequest
 
 PROBE_TOKENS = (64, 1024)
-"""Two lengths: their difference gives bytes per token, what is left the chat template. The longer one evens words out."""
+"""Two lengths: their difference gives bytes per token, what is left the chat template. The longer evens words out."""
 _TIMEOUT = aiohttp.ClientTimeout(total=120.0, sock_connect=CONNECT_SECONDS)
 
 

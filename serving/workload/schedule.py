@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import orjson
 
+from serving.lanes import choose_lane
 from serving.spec import Spec
 from serving.workload.client import Prepared
 from serving.workload.prompts import PromptMaker
@@ -172,14 +173,15 @@ def body(request: TraceRequest, address: Address, text: str) -> bytes:
     return orjson.dumps(fields)
 
 
-def lane_by_spec(spec: Spec, tier: Tier, prompt_tokens: int) -> str:
-    """The lane that the spec's rules give where no gateway said which: the first of the tier that takes the length.
+@dataclass(frozen=True, slots=True)
+class _Anyone:
+    """What a request may that carries no key."""
 
-    A spec without lanes of the tier serves it in its default lanes.
-    """
-    lanes = [lane for lane in spec.lanes if lane.tier == tier] or [
-        lane for lane in spec.lanes if lane.tier == "default"
-    ]
-    return next(
-        lane.name for lane in lanes if lane.max_prompt_tokens is None or prompt_tokens <= lane.max_prompt_tokens
-    )
+    lanes: tuple[str, ...] | None = None
+    may_choose_lane: bool = False
+    default_tier: str = "default"
+
+
+def lane_by_spec(spec: Spec, tier: Tier, prompt_tokens: int) -> str:
+    """The lane that the gateway's rules give, for targets that do not say which."""
+    return choose_lane(spec, prompt_tokens, tier, _Anyone(), None).name

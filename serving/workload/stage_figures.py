@@ -26,6 +26,8 @@ STAGE_COLOURS = {
     s.END: "#c3ccd5",
 }
 SLOWEST = 10
+LEGEND_COLUMNS = 5
+"""More would run over the page's edge."""
 
 
 @styled
@@ -120,5 +122,5 @@ def _stage_legend(figure: Figure, used: Sequence[str]) -> None:
     names = [name for name in s.ORDER if name in used]
     figure.legend(
         [Patch(color=STAGE_COLOURS[name]) for name in names], names,
-        loc="outside upper left", ncols=len(names), handlelength=1.0, columnspacing=1.4,
+        loc="outside upper left", ncols=min(len(names), LEGEND_COLUMNS), handlelength=1.0, columnspacing=1.4,
     )  # fmt: skip

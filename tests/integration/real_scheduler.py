@@ -46,6 +46,7 @@ def scheduler(load: dict[str, Any]) -> Scheduler:
             max_num_batched_tokens=limits["max_num_batched_tokens"],
             max_model_len=limits["max_model_len"],
             enable_chunked_prefill=True,
+            long_prefill_token_threshold=limits["long_prefill_token_threshold"],
             is_encoder_decoder=False,
         ),
     )

@@ -30,6 +30,7 @@ def workload(seed: int) -> dict[str, Any]:
         max_num_batched_tokens=draw.choice((32, 64, 256)),
         max_model_len=256,
         prefix_caching=draw.random() < 0.7,
+        long_prefill_token_threshold=draw.choice((0, 0, 8, 16)),
     )
     prefixes = [[draw.randrange(100, 200) for _ in range(draw.randrange(0, 120))] for _ in range(4)]
     requests = []

@@ -1,7 +1,6 @@
 """API keys and their quotas."""
 
 import hashlib
-import math
 
 import pytest
 from hypothesis import given
@@ -127,8 +126,8 @@ def test_a_request_larger_than_the_quota_waits_for_a_full_bucket_and_then_goes()
 
 
 @given(
-    per_minute=st.integers(1, 1_000_000),
-    amounts=st.lists(st.tuples(st.integers(0, 2_000_000), st.floats(0, 30)), max_size=20),
+    per_minute=st.integers(1, 100_000_000),
+    amounts=st.lists(st.tuples(st.integers(0, 200_000_000), st.floats(0, 30)), max_size=20),
 )
 def test_who_waits_as_long_as_told_is_let_in_and_no_sooner(per_minute: int, amounts: list[tuple[int, float]]) -> None:
     """`Retry-After` is a promise: a client that keeps it must not be refused again."""
@@ -146,7 +145,7 @@ def test_who_waits_as_long_as_told_is_let_in_and_no_sooner(per_minute: int, amou
             if wait > 0.01:
                 with pytest.raises(RequestError):
                     keys.take(caller, amount, now + wait / 2)
-            now = math.nextafter(now + wait, math.inf)
+            now += wait
             keys.take(caller, amount, now)
 
 

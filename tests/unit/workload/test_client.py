@@ -3,10 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import orjson
 import pytest
 from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from serving.telemetry.tracing import Tracing
 from serving.timeline import Outcome, Timeline
@@ -124,6 +127,39 @@ async def test_the_trace_context_goes_out_and_the_gateways_id_comes_back() -> No
     assert timeline.request_id == "the-gateways"
 
 
+async def test_the_clients_own_span_is_the_parent_of_the_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the trace begins at the gateway, and a slow network is nowhere in it."""
+    exported: list[Span] = []
+    parents: list[str] = []
+
+    async def collect(request: web.Request) -> web.StreamResponse:
+        message = ExportTraceServiceRequest.FromString(await request.read())
+        exported.extend(span for part in message.resource_spans for scope in part.scope_spans for span in scope.spans)
+        return web.Response()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        parents.append(request.headers["traceparent"])
+        return web.json_response({"choices": []})
+
+    async with serving(collect) as collector, serving(answer) as line:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        tracing = Tracing("test")
+        start = asyncio.get_running_loop().time()
+        timeline = await send(replace(line, tracing=tracing), prepared(streamed=False), start)
+        await asyncio.to_thread(tracing.close)
+    (span,) = exported
+    (parent,) = parents
+    version, trace_id, span_id, flags = parent.split("-")
+    assert (version, trace_id, span_id) == ("00", span.trace_id.hex(), span.span_id.hex())
+    assert int(flags, 16) & 1, "the gateway is told to record its part too"
+    assert (span.name, span.kind, span.parent_span_id) == ("chat m", Span.SPAN_KIND_CLIENT, b"")
+    assert timeline.trace_id == span.trace_id.hex()
+    assert timeline.completion is not None
+    assert (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 == pytest.approx(timeline.completion, abs=1e-5)
+    assert SECRET not in str(span)
+
+
 @pytest.mark.parametrize(
     ("status", "error", "outcome"),
     [
@@ -189,6 +225,19 @@ async def test_a_stream_that_just_stops_is_a_failure() -> None:
 
     assert (await outcome_of(ends)).error == "stream_cut"
     assert (await outcome_of(aborts)).outcome is Outcome.ENGINE_ERROR
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"data: {\n\n", b"data: []\n\n", b'data: {"choices":["x"]}\n\n', b'data: {"choices":7}\n\n', b"\xff\xfe"],
+)
+async def test_garbage_is_the_engines_error_and_does_not_end_the_run(garbage: bytes) -> None:
+    """One broken replica among many must not cost the whole benchmark."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await stream(request, garbage)
+
+    assert (await outcome_of(handler)).outcome is Outcome.ENGINE_ERROR
 
 
 async def test_who_never_answers_is_left_and_who_is_not_there_is_no_replica() -> None:
