@@ -1,8 +1,8 @@
 """The HTTP client towards a replica: one pooled session, replies read as the bytes arrive.
 
 aiohttp, by measurement (tests/bench/http_client.py: a bare streaming hop to an instant engine, 16 tokens, two cores,
-200 requests/s, uvloop): it adds 0.65 ms to the median TTFT and takes 0.6 ms of CPU a request; httpx 1.9 ms and 2.0 ms. The
-barest client of our own would be 0.3 ms faster, which is not worth owning one. uvloop changes no latency against
+200 requests/s, uvloop): it adds 0.65 ms to the median TTFT and takes 0.6 ms of CPU a request; httpx 1.9 ms and 2.0 ms.
+The barest client of our own would be 0.3 ms faster, which is not worth owning one. uvloop changes no latency against
 asyncio, but saves 15 % of the CPU when tokens come spread out.
 
 A reply is owned by the exchange that asked for it. `abort` closes its connection, which is how an engine learns that

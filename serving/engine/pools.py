@@ -26,6 +26,9 @@ RESOLVE_SECONDS = 5.0
 LOST_AFTER_FAILURES = 3
 STALLED_SECONDS = 30.0
 
+_NOT_AN_ENGINE = (ValueError, LookupError, TypeError, ArithmeticError)
+"""What reading the answers of something that is no engine may raise."""
+
 _COUNTERS = re.compile(
     rb"^(vllm:(?:num_requests_running|num_requests_waiting|prompt_tokens_total|generation_tokens_total))"
     rb"(?:\{.*?\})? ([0-9.eE+-]+)",
@@ -186,7 +189,7 @@ class Pool:
         while True:
             try:
                 await self._probe_once(member)
-            except (ReplicaUnreachableError, ReplyBrokenError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+            except (ReplicaUnreachableError, ReplyBrokenError, *_NOT_AN_ENGINE) as error:
                 member.failures += 1
                 if member.ready and member.failures >= LOST_AFTER_FAILURES:
                     self._set_ready(member, False, f"probe: {error}" if str(error) else type(error).__name__)

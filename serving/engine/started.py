@@ -62,7 +62,7 @@ class StartedReplicas:
         self._logs = logs
         self._environment = dict(os.environ if environment is None else environment)
         self._running: dict[int, _Replica] = {}
-        self._ending: dict[int, asyncio.Task[None]] = {}
+        self._ending: dict[asyncio.Task[None], int] = {}
 
     def set_spec(self, spec: Spec) -> dict[str, tuple[str, ...]]:
         """Follows the spec; returns each pool's URLs, those that run elsewhere first."""
@@ -86,18 +86,18 @@ class StartedReplicas:
         """Ends every process: SIGTERM, and SIGKILL for what is still there after a while."""
         for port in list(self._running):
             self._end_later(port)
-        await asyncio.gather(*self._ending.values(), return_exceptions=True)
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _end_later(self, port: int) -> None:
         """Its successor waits for the port, and `stop` for its end."""
         task = self._running.pop(port).task
         task.cancel()
-        self._ending[port] = task
-        task.add_done_callback(lambda _: self._ending.pop(port, None) if self._ending.get(port) is task else None)
+        self._ending[task] = port
+        task.add_done_callback(self._ending.pop)
 
     async def _keep_running(self, pool: str, port: int, command: list[str]) -> None:
-        if (before := self._ending.get(port)) is not None:
-            await asyncio.wait({before})
+        if before := [task for task, its_port in self._ending.items() if its_port == port]:
+            await asyncio.wait(before)
         pause = RESTART_FIRST_SECONDS
         loop = asyncio.get_running_loop()
         while True:
@@ -127,13 +127,12 @@ class StartedReplicas:
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Ends the process and what it started, which may have outlived it: it leads a process group of its own."""
     _signal(process, signal.SIGTERM)
+    gone = asyncio.ensure_future(process.wait())
     try:
-        await asyncio.wait_for(process.wait(), STOP_SECONDS)
-    except TimeoutError:
-        pass
+        await asyncio.wait({gone}, timeout=STOP_SECONDS)  # `wait_for` would lose a cancellation in Python 3.11
     finally:
         _signal(process, signal.SIGKILL)
-    await process.wait()
+    await gone
 
 
 def _signal(process: asyncio.subprocess.Process, which: signal.Signals) -> None:

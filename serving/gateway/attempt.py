@@ -142,6 +142,8 @@ async def _relay_stream(exchange: "Exchange", parsed: ParsedRequest, reply: Repl
         except (ReplyBrokenError, NotAnEventStreamError):
             _broken(exchange, "broken")
         if scan.error is not None:
+            if out and exchange.timeline.first_token is not None:
+                await client.write(out)  # what came before the error is good
             _broken(exchange, "error event")
         if content:
             first = exchange.timeline.first_token is None

@@ -250,7 +250,8 @@ class Gateway:
         if model is not None and count.at_least >= model.max_model_len:
             raise RequestError(
                 Outcome.REJECTED_INVALID,
-                f"the prompt has at least {count.at_least} tokens, expected fewer than the model's {model.max_model_len}",
+                f"the prompt has at least {count.at_least} tokens, expected fewer than the model's "
+                f"{model.max_model_len}",
                 param="prompt" if parsed.kind is Kind.COMPLETION else "messages",
                 code="context_length_exceeded",
             )

@@ -17,7 +17,7 @@ MAX_EVENT_BYTES = 16 << 20
 
 _OF_INTEREST = re.compile(
     rb'"finish_reason"\s*:\s*"|"usage"\s*:\s*\{|"error"\s*:|data:\s*\[DONE\]'
-    rb'|"(?:content|text)"\s*:\s*""|"delta"\s*:\s*\{\s*\}'
+    rb'|"(?:content|text)"\s*:\s*(?:""|null)|"delta"\s*:\s*\{\s*\}'
 )
 _CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
 
@@ -33,13 +33,13 @@ class StreamScan:
     pass_usage: bool
     content_seen: bool = False
     done: bool = False
-    finished: bool = False
-    """A choice has its finish reason."""
     error: dict[str, Any] | None = None
     """The engine's error event."""
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     _partial: bytes = field(default=b"", repr=False)
+    _open: set[int] = field(default_factory=set, repr=False)
+    _ended: set[int] = field(default_factory=set, repr=False)
 
     def feed(self, data: bytes) -> tuple[bytes, bool]:
         """(the whole events to pass on, whether any of them carries content).
@@ -69,6 +69,11 @@ class StreamScan:
         return self._read(block)
 
     @property
+    def finished(self) -> bool:
+        """Choices have their finish reason, and none that was seen is without."""
+        return bool(self._ended) and not self._open
+
+    @property
     def rest(self) -> bytes:
         """Bytes after the last whole event; anything at the stream's end was cut off."""
         return self._partial
@@ -81,6 +86,8 @@ class StreamScan:
             if not event:
                 continue
             passed, has_content = self._event(event)
+            if self.error is not None:
+                break  # nothing after it is part of the answer, least of all a [DONE]
             content = content or has_content
             if passed:
                 keep.append(event)
@@ -117,8 +124,13 @@ class StreamScan:
         for choice in choices:
             if not isinstance(choice, dict):
                 raise NotAnEventStreamError("a choice that is no object")
+            index = choice.get("index")
+            index = index if isinstance(index, int) else 0
             if choice.get("finish_reason"):
-                self.finished = True
+                self._ended.add(index)
+                self._open.discard(index)
+            elif index not in self._ended:
+                self._open.add(index)
             delta = choice.get("delta")
             if isinstance(delta, dict):
                 content = content or any(delta.get(key) for key in _CONTENT_KEYS)

@@ -8,9 +8,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 RECEIVED = "laneway.received"
 """Key of the ASGI scope: when the request's head was read, seconds of the monotonic clock."""
+LINGER_SECONDS = 1.0
+"""How long what a refused client still sends is read and thrown away."""
 ABORT = "laneway.abort"
-"""Key of the ASGI scope: closes the connection at once, whatever is still to be written. uvicorn only knows how to close
-once everything is written, which a client that does not read puts off for ever."""
+"""Key of the ASGI scope: closes the connection at once, whatever is still to be written. uvicorn only knows how to
+close once everything is written, which a client that does not read puts off for ever."""
 
 
 def bounded_protocol(max_header_bytes: int, head_timeout: float) -> type[HttpToolsProtocol]:
@@ -20,6 +22,7 @@ def bounded_protocol(max_header_bytes: int, head_timeout: float) -> type[HttpToo
         _head_bytes = 0
         _in_head = True
         _head_timer: TimerHandle | None = None
+        _refused = False
 
         def connection_made(self, transport: BaseTransport) -> None:
             super().connection_made(cast("Transport", transport))
@@ -30,6 +33,8 @@ def bounded_protocol(max_header_bytes: int, head_timeout: float) -> type[HttpToo
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
             # The parser keeps a head until it is whole, however long it is: count before it sees the bytes.
             if self._in_head:
                 if self._head_timer is None:
@@ -58,17 +63,22 @@ def bounded_protocol(max_header_bytes: int, head_timeout: float) -> type[HttpToo
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
-            if not self.transport.is_closing():
+            if not self._refused:
                 super().on_body(body)
 
         def on_message_complete(self) -> None:
-            if not self.transport.is_closing():
+            if not self._refused:
                 super().on_message_complete()
             self._in_head = True
 
         def _head_late(self) -> None:
             self._head_timer = None
-            if not self.transport.is_closing() and self._in_head and (self.cycle is None or self._head_bytes):
+            if (
+                not self._refused
+                and not self.transport.is_closing()
+                and self._in_head
+                and (self.cycle is None or self._head_bytes)
+            ):
                 self._refuse(408, f"the request's head was not whole within {head_timeout:g} s")
 
         def _stop_head_timer(self) -> None:
@@ -85,6 +95,10 @@ def bounded_protocol(max_header_bytes: int, head_timeout: float) -> type[HttpToo
                 b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
                 % (status, b"Request Header Fields Too Large" if status == 431 else b"Request Timeout", len(body), body)
             )
-            self.transport.close()
+            # A close with bytes unread resets the connection, and the client would not see why: read on for a moment.
+            self._refused = True
+            self._stop_head_timer()
+            self.transport.write_eof()
+            self._head_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     return BoundedProtocol

@@ -37,9 +37,13 @@ class BenchProcess:
         """It is no longer running."""
         return self._popen.poll() is not None
 
+    def output(self) -> str:
+        """All that it wrote."""
+        return self._log.read_text(errors="replace")
+
     def log_tail(self, lines: int = 15) -> str:
         """The last lines that it wrote."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(self.output().splitlines()[-lines:])
 
     def stop(self, grace: float = 5.0) -> None:
         """SIGTERM, and SIGKILL after `grace` seconds, for it and its children."""

@@ -1,21 +1,21 @@
 """Many streams at once through the gateway to the simulated engine: none may be lost, and health must still answer.
 
 Client and engine run on one core, the gateway on the other. All streams are sent within a second and their replies are
-long enough that all are open together; meanwhile `/healthz` is asked fifty times a second by a thread of its own, and
-the gateway's resident memory is read. The spec is the repository's with its bounds raised for this many: what is
-looked at is the carrying of streams, not the refusing of what is too much.
+long enough that all are open together; meanwhile a process of its own (on the gateway's core, where it waits for one
+other only) asks `/healthz` fifty times a second, and the gateway's resident memory is read. The spec is the
+repository's with its bounds and the engine's credit raised for this many: what is looked at is the carrying of
+streams, not the holding back or refusing of what is too much.
 
     python -m tests.bench.streams [--streams 2000] [--tokens 128] [--json]
 """
 
 import argparse
-import http.client
+import asyncio
 import json
 import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -33,7 +33,6 @@ from tests.bench.processes import BenchProcess, cores, ready, running
 from tests.bench.stub_engine import MODEL
 from tests.bench.targets import REPOSITORY, START_SECONDS
 
-PROBE_SECONDS = 0.02
 PATIENCE_SECONDS = 300.0
 
 
@@ -44,7 +43,10 @@ class Result:
     streams: int
     whole: int
     errors: dict[str, int]
+    most_held: int
+    """Sent and not ended, at any one moment."""
     most_open: int
+    """Of these, with their first token there."""
     seconds: float
     ttft_p50: float
     ttft_p99: float
@@ -53,46 +55,19 @@ class Result:
     health_p50: float
     health_p99: float
     health_most: float
+    probe_late_p99: float
+    """How late the probe itself woke up: its own wait for a processor."""
     rss_before: int
     rss_most: int
     gateway_cpu: float
     load_average: float
 
 
-class Watch:
-    """A thread that asks a path for its health and a process for its memory, until it is left."""
-
-    def __init__(self, port: int, path: str, process: BenchProcess) -> None:
-        self.latencies: list[float] = []
-        self.failed = 0
-        self.rss_most = 0
-        self._port, self._path, self._process = port, path, process
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-
-    def __enter__(self) -> "Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
-        while not self._stop.wait(PROBE_SECONDS):
-            began = time.monotonic()
-            try:
-                connection.request("GET", self._path)
-                reply = connection.getresponse()
-                reply.read()
-                self.failed += reply.status != 200
-            except (OSError, http.client.HTTPException):
-                self.failed += 1
-                connection.close()
-            self.latencies.append(time.monotonic() - began)
-            self.rss_most = max(self.rss_most, self._process.rss_bytes())
-        connection.close()
+async def watch_memory(process: BenchProcess, seen: list[int]) -> None:
+    """Resident bytes, five times a second, until cancelled."""
+    while True:
+        seen.append(process.rss_bytes())
+        await asyncio.sleep(0.2)
 
 
 def roomy_spec(folder: Path, engine: str, streams: int) -> Path:
@@ -102,6 +77,7 @@ def roomy_spec(folder: Path, engine: str, streams: int) -> Path:
         lane["deadline"] = PATIENCE_SECONDS
         lane["queue"] = {"max_requests": 2 * streams}
     spec["pools"] = [{"name": "baseline", "replicas": [{"url": engine}], "max_num_seqs": streams}]
+    spec["pools"][0]["lookahead"] = {"tokens": 1000 * streams, "requests": streams}
     path = folder / "laneway.yaml"
     path.write_text(yaml.safe_dump(spec))
     return path
@@ -123,39 +99,48 @@ async def bench(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -
     body = chat_body(MODEL, arguments.prompt_words, arguments.tokens, ignore_eos=True)
     client = OpenLoop(f"http://127.0.0.1:{port}/v1/chat/completions", body, arguments.tokens, timeout=PATIENCE_SECONDS)
     rss_before, cpu_before, began = gateway.rss_bytes(), gateway.cpu_seconds(), time.monotonic()
-    with Watch(port, "/healthz", gateway) as watch:
+    memory: list[int] = []
+    watch = asyncio.create_task(watch_memory(gateway, memory))
+    ask = [sys.executable, "-m", "tests.bench.probe", f"http://127.0.0.1:{port}/healthz"]
+    with running("probe", ask, far, folder) as probe:
         shots = await client.run([number / streams for number in range(streams)])
-    took = time.monotonic() - began
+        took = time.monotonic() - began
+    watch.cancel()
     client.close()
+    seen = json.loads(probe.output())
+    latencies = seen["latencies"]
     ttft = [shot.ttft if shot.ttft is not None else float("inf") for shot in shots]
     return Result(
         streams=streams,
         whole=sum(shot.error is None for shot in shots),
         errors=dict(Counter(shot.error for shot in shots if shot.error is not None)),
-        most_open=most_open(shots),
+        most_held=most_at_once([(shot.scheduled + shot.late, end_of(shot)) for shot in shots]),
+        most_open=most_at_once([(shot.scheduled + shot.ttft, end_of(shot)) for shot in shots if shot.ttft is not None]),
         seconds=took,
         ttft_p50=quantile(ttft, 0.5),
         ttft_p99=quantile(ttft, 0.99),
-        probes=len(watch.latencies),
-        probes_failed=watch.failed,
-        health_p50=statistics.median(watch.latencies),
-        health_p99=quantile(watch.latencies, 0.99),
-        health_most=max(watch.latencies),
+        probes=len(latencies),
+        probes_failed=seen["failed"],
+        health_p50=statistics.median(latencies),
+        health_p99=quantile(latencies, 0.99),
+        health_most=max(latencies),
+        probe_late_p99=quantile(seen["late"], 0.99),
         rss_before=rss_before,
-        rss_most=watch.rss_most,
+        rss_most=max(memory),
         gateway_cpu=gateway.cpu_seconds() - cpu_before,
         load_average=os.getloadavg()[0],
     )
 
 
-def most_open(shots: list[Shot]) -> int:
-    """The most streams that had begun to arrive and had not ended, at any one moment."""
-    edges: list[tuple[float, int]] = []
-    for shot in shots:
-        if shot.ttft is not None and shot.completion is not None:
-            edges += [(shot.scheduled + shot.ttft, 1), (shot.scheduled + shot.completion, -1)]
+def end_of(shot: Shot) -> float:
+    """When it ended, whatever became of it; a failure has no time of its own and counts as held to the last."""
+    return shot.scheduled + shot.completion if shot.completion is not None else float("inf")
+
+
+def most_at_once(spans: list[tuple[float, float]]) -> int:
+    """The most spans (begin, end) that overlap at any one moment."""
     most = now = 0
-    for _, step in sorted(edges):
+    for _, step in sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans]):
         now += step
         most = max(most, now)
     return most
@@ -166,13 +151,14 @@ def table_of(result: Result) -> Table:
     table = Table("what", "value")
     rows = {
         "streams sent, whole": f"{result.streams}, {result.whole}",
-        "most open at once (first token there, end not)": str(result.most_open),
+        "most held at once, with their first token there": f"{result.most_held}, {result.most_open}",
         "took": f"{result.seconds:.1f} s",
         "TTFT p50, p99 (client)": f"{result.ttft_p50:.2f} s, {result.ttft_p99:.2f} s",
         "/healthz asked, failed": f"{result.probes}, {result.probes_failed}",
         "/healthz p50, p99, most": " ".join(
             f"{value * 1e3:.1f} ms" for value in (result.health_p50, result.health_p99, result.health_most)
         ),
+        "the probe itself woke up late by, p99": f"{result.probe_late_p99 * 1e3:.1f} ms",
         "gateway memory before, most": f"{result.rss_before / 1e6:.0f} MB, {result.rss_most / 1e6:.0f} MB",
         "gateway processor time": f"{result.gateway_cpu:.1f} s",
         "load average": f"{result.load_average:.2f}",
