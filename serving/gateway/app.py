@@ -16,6 +16,7 @@ from serving.gateway.errors import RequestError, error_body
 from serving.gateway.exchange import Exchange
 from serving.gateway.gateway import Gateway
 from serving.gateway.head import Head
+from serving.gateway.observation import readiness, take_snapshot
 from serving.gateway.request import Kind
 from serving.telemetry.catalog import TimingResult
 from serving.telemetry.exposition import MetricsApp
@@ -118,7 +119,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         return _json(b'{"status":"ok"}')
 
     async def readyz(request: Request) -> Response:
-        ready, said = gateway.readiness()
+        ready, said = readiness(gateway)
         return _json(orjson.dumps(said), 200 if ready else 503)
 
     async def not_served(request: Request, fault: Exception) -> Response:
@@ -141,7 +142,7 @@ def make_app(gateway: Gateway) -> FastAPI:
             Route("/v1/models", models, methods=["GET"]),
             Route("/healthz", healthz, methods=["GET"]),
             Route("/readyz", readyz, methods=["GET"]),
-            Route("/metrics", MetricsApp(gateway.metrics, gateway.snapshot), methods=["GET", "HEAD"]),
+            Route("/metrics", MetricsApp(gateway.metrics, lambda: take_snapshot(gateway)), methods=["GET", "HEAD"]),
         ]
     )
     app.add_exception_handler(404, not_served)

@@ -6,15 +6,16 @@ await, or the gateway's own end.
 """
 
 import asyncio
-import contextlib
-from enum import Enum
 from math import ceil
 from typing import TYPE_CHECKING
 
 from serving.gateway.attempt import ask_replicas
-from serving.gateway.client_side import COMMENT, ClientLeftError, ClientSide, Receive, Scope, Send
+from serving.gateway.client_side import ClientLeftError, ClientSide, Receive, Scope, Send
+from serving.gateway.comments import Comments
+from serving.gateway.due import Due, Stop
 from serving.gateway.errors import RequestError, error_body, error_event
 from serving.gateway.head import Head
+from serving.gateway.placing import lane_for
 from serving.gateway.request import Kind, ParsedRequest
 from serving.gateway.uvicorn_protocol import ABORT
 from serving.ledger import State
@@ -28,17 +29,6 @@ if TYPE_CHECKING:
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 JSON = b"application/json"
-
-
-class Stop(Enum):
-    """Why an exchange is stopped from outside its own task."""
-
-    CLIENT_LEFT = "the client closed the connection"
-    SLOW_READER = "the client stopped reading"
-    BODY = "the body was not whole in time"
-    FIRST_TOKEN = "no first token in time"
-    IDLE = "no further token in time"
-    TOTAL = "not done in time"
 
 
 class Exchange:
@@ -67,12 +57,9 @@ class Exchange:
         self._turn: asyncio.Future[None] | None = None
         self._refused: RequestError | None = None
         self._replica: str | None = None
-        self._due = 0.0
-        self._due_is = Stop.TOTAL
-        self._timer: asyncio.TimerHandle | None = None
-        self._comment_timer: asyncio.TimerHandle | None = None
-        self._commenting: asyncio.Task[None] | None = None
-        self._no_more_comments = asyncio.Event()
+        timeouts = gateway.spec.gateway.timeouts
+        self._due = Due(gateway.clock, self.head.received + timeouts.total, self._overdue)
+        self._comments = Comments(self.client, timeouts, self._stream_headers, self._client_left)
 
     async def run(self) -> None:
         """Serves the request. Raises nothing but a cancellation that is not its own."""
@@ -117,9 +104,9 @@ class Exchange:
             raise RequestError(Outcome.REJECTED_FULL, "the gateway holds as many requests as it may", retry_after=1.0)
         if self.head.problem is not None:
             raise self.head.problem
-        self._set_due(self.head.received + limits.body_timeout, Stop.BODY)
+        self._due.set(self.head.received + limits.body_timeout, Stop.BODY)
         raw = await self.client.read_body(self.head.content_length, limits.max_body_bytes)
-        self._set_due(self.head.received + timeouts.total, Stop.TOTAL)
+        self._due.set(self.head.received + timeouts.total, Stop.TOTAL)
         parsed = gateway.parse(raw, self.kind)
         self.parsed = parsed
         self.timeline.model = parsed.model
@@ -141,7 +128,7 @@ class Exchange:
         count = await gateway.counter(parsed.model).count(parsed)
         self.estimate = count.tokens
         self.timeline.prompt_tokens = count.tokens
-        lane = gateway.choose_lane(parsed, count, self.caller, self.head.lane)
+        lane = lane_for(gateway.spec, parsed, count, self.caller, self.head.lane)
         self.timeline.lane = lane.name
         self.entry.classify(lane.name)
         self.dispatch = gateway.choose_dispatch(parsed, self.head)
@@ -175,7 +162,7 @@ class Exchange:
         if refusal is not None:
             self.refused(refusal)
         if self._replica is None and self._refused is None:
-            self._hold_headers(parsed)
+            self._keep_alive(parsed)
             self._turn = asyncio.get_running_loop().create_future()
             await self._turn
         if self._refused is not None:
@@ -227,19 +214,19 @@ class Exchange:
         assert self.parsed is not None
         timeouts = self.gateway.spec.gateway.timeouts
         if self.parsed.stream:
-            self._hold_headers(self.parsed)
-            self._set_due(min(self.ticket.deadline, now + timeouts.first_token), Stop.FIRST_TOKEN)
+            self._keep_alive(self.parsed)
+            self._due.set(min(self.ticket.deadline, now + timeouts.first_token), Stop.FIRST_TOKEN)
 
     def content(self, now: float) -> None:
         """Content arrived. The first of it ends the wait, so comments stop."""
         self.timeline.content(now)
-        self._set_due(now + self.gateway.spec.gateway.timeouts.idle, Stop.IDLE)
+        self._due.set(now + self.gateway.spec.gateway.timeouts.idle, Stop.IDLE)
 
     async def begin_stream(self) -> None:
         """Sends the head of a stream, unless a comment did already."""
-        await self._end_comments()
+        await self._comments.end()
         if not self.client.started:
-            await self.client.start(200, self._headers(EVENT_STREAM, stream=True))
+            await self.client.start(200, self._stream_headers())
 
     async def answer(self, status: int, body: bytes, content_type: bytes = JSON) -> None:
         """Sends a whole answer that is no stream."""
@@ -256,7 +243,7 @@ class Exchange:
         self.timeline.content(now)
         assert self.parsed is not None
         if self.parsed.stream:
-            await self.client.start(200, [*self._headers(EVENT_STREAM, stream=True), (b"x-laneway-cache", b"hit")])
+            await self.client.start(200, [*self._stream_headers(), (b"x-laneway-cache", b"hit")])
             await self.client.end(cached)
         else:
             headers = [*self._headers(JSON), (b"x-laneway-cache", b"hit")]
@@ -272,7 +259,7 @@ class Exchange:
             return
         try:
             async with asyncio.timeout(self.gateway.spec.gateway.timeouts.idle):
-                await self._end_comments()
+                await self._comments.end()
                 if self.client.started:
                     await self.client.end(error_event(error))
                     return
@@ -314,41 +301,12 @@ class Exchange:
     def _close(self) -> None:
         """Lets everything go, then tells the observers. Runs once, after the answer."""
         self._end(Outcome.CANCELLED, "ended without an outcome")
-        for timer in (self._timer, self._comment_timer):
-            if timer is not None:
-                timer.cancel()
-        if self._commenting is not None:
-            self._commenting.cancel()
+        self._due.cancel()
+        self._comments.cancel()
         self.client.release()
         self.gateway.ended(self)
 
-    # --- time ----------------------------------------------------------------------------------------------------
-
-    def _set_due(self, when: float, stop: Stop) -> None:
-        """Stops the exchange at `when`. One timer a request, moved only when it would fire too late."""
-        self._due = when
-        self._due_is = stop
-        if self._timer is None or self._timer.when() > when + 0.001:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._arm(when)
-
-    def _arm(self, when: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(0.0, when - self.gateway.clock()), self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        total = self.head.received + self.gateway.spec.gateway.timeouts.total
-        now = self.gateway.clock()
-        if now >= total:
-            self.stop(Stop.TOTAL)
-        elif now < self._due:
-            self._arm(min(self._due, total))
-        elif self._due_is is Stop.TOTAL and self._turn is not None and not self._turn.done():
-            self._arm(total)
-        else:
-            self.stop(Stop.SLOW_READER if self.client.writing else self._due_is)
+    # --- stops ---------------------------------------------------------------------------------------------------
 
     def stop(self, reason: Stop) -> None:
         """Ends the exchange from outside its task; the first reason counts."""
@@ -356,40 +314,22 @@ class Exchange:
             self._stop = reason
             self._task.cancel()
 
+    def _overdue(self, reason: Stop) -> None:
+        self.stop(Stop.SLOW_READER if self.client.writing and reason is not Stop.TOTAL else reason)
+
     def _client_left(self) -> None:
         self.stop(Stop.CLIENT_LEFT)
 
-    def _hold_headers(self, parsed: ParsedRequest) -> None:
+    def _keep_alive(self, parsed: ParsedRequest) -> None:
         """A stream that still waits after the holding time gets its head and comments, so that nothing cuts it."""
-        if parsed.stream and self._comment_timer is None and self._commenting is None:
-            due = self.head.received + self.gateway.spec.gateway.timeouts.header_hold - self.gateway.clock()
-            self._comment_timer = asyncio.get_running_loop().call_later(max(0.0, due), self._start_comments)
+        if parsed.stream:
+            held_until = self.head.received + self.gateway.spec.gateway.timeouts.header_hold
+            self._comments.start_in(held_until - self.gateway.clock())
 
-    def _start_comments(self) -> None:
-        if self.timeline.outcome is None and not self.client.started:
-            self._commenting = asyncio.create_task(self._comment())
+    def _stream_headers(self) -> list[tuple[bytes, bytes]]:
+        return [*self._headers(EVENT_STREAM), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
-    async def _comment(self) -> None:
-        pause = self.gateway.spec.gateway.timeouts.comment_every
-        try:
-            await self.client.start(200, self._headers(EVENT_STREAM, stream=True))
-            while not self._no_more_comments.is_set():
-                await self.client.write(COMMENT)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._no_more_comments.wait(), pause)
-        except ClientLeftError:
-            self.stop(Stop.CLIENT_LEFT)
-
-    async def _end_comments(self) -> None:
-        """No comment is on its way after this. One that is being written is not cut off: its half would be in the
-        stream."""
-        if self._comment_timer is not None:
-            self._comment_timer.cancel()
-        self._no_more_comments.set()
-        if self._commenting is not None:
-            await asyncio.shield(self._commenting)
-
-    def _headers(self, content_type: bytes, stream: bool = False) -> list[tuple[bytes, bytes]]:
+    def _headers(self, content_type: bytes) -> list[tuple[bytes, bytes]]:
         headers = [
             (b"content-type", content_type),
             (b"x-request-id", self.timeline.request_id.encode()),
@@ -398,7 +338,4 @@ class Exchange:
         ]
         if self.timeline.pool is not None:
             headers.append((b"x-laneway-pool", self.timeline.pool.encode()))
-        if stream:
-            headers.append((b"cache-control", b"no-cache"))
-            headers.append((b"x-accel-buffering", b"no"))
         return headers
