@@ -43,15 +43,10 @@ class ResponseCache:
         return int(self._answers.currsize)
 
     def lookup(self, parsed: ParsedRequest, caller: str) -> bytes | None:
-        """The kept answer to the same request of the same caller. Counts hit, miss, or would-be hit."""
-        if not parsed.deterministic:
+        """The kept answer to the same request of the same caller. Counts hit or miss."""
+        if not self.wants(parsed):
             return None
-        key = self._key(parsed, caller)
-        if not self._settings.enabled:
-            if self._seen.get(key):  # not `in`, which would not tell the cache that it is in use
-                self._count(parsed.model, CacheResult.WOULD_HIT)
-            return None
-        answer: bytes | None = self._answers.get(key)
+        answer: bytes | None = self._answers.get(self._key(parsed, caller))
         self._count(parsed.model, CacheResult.MISS if answer is None else CacheResult.HIT)
         return answer
 
@@ -65,9 +60,15 @@ class ResponseCache:
             self._answers[self._key(parsed, caller)] = answer
 
     def completed(self, parsed: ParsedRequest, caller: str) -> None:
-        """A request was answered. While the cache is off, its hash is what a later hit would have been."""
+        """A request was answered. While the cache is off, one that was answered before would have been a hit.
+
+        Counted here, not in `lookup`: nothing stands between a request and its first token for a cache that is off.
+        """
         if parsed.deterministic and not self._settings.enabled:
-            self._seen[self._key(parsed, caller)] = True
+            key = self._key(parsed, caller)
+            if self._seen.get(key):  # not `in`, which would not tell the cache that it is in use
+                self._count(parsed.model, CacheResult.WOULD_HIT)
+            self._seen[key] = True
 
     def _make(self, settings: Cache) -> None:
         self._settings = settings

@@ -69,12 +69,12 @@ class Dispatch:
     def first_token(self, ticket: Ticket, now: float) -> None:
         """Its prefill is over."""
         self.scheduler.first_token(ticket, now)
-        self.pump()
+        self._pump_if_queued()
 
     def finished(self, ticket: Ticket) -> None:
         """It left its replica, whatever became of it."""
         self.scheduler.finished(ticket, self._clock())
-        self.pump()
+        self._pump_if_queued()
 
     def drain(self, reason: str) -> None:
         """Everything queued leaves."""
@@ -106,6 +106,11 @@ class Dispatch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _pump_if_queued(self) -> None:
+        """Room was made: with an empty queue, nobody can use it, and a look at every replica is saved."""
+        if self._waiters:
+            self.pump()
 
     def pump(self) -> None:
         """Ends what has expired, releases what may go, and sets the timer for when something can change by itself."""

@@ -5,7 +5,6 @@ error, an empty delta, `[DONE]`); between them a chunk costs one search. Bytes a
 only, so that an event which must not reach the client (the usage that only the gateway asked for) can be left out.
 """
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +14,6 @@ DONE = b"[DONE]"
 MAX_EVENT_BYTES = 16 << 20
 """Of one event; what sends more without an end is no engine. Prompt log-probabilities of a full context need some."""
 
-_OF_INTEREST = re.compile(
-    rb'"finish_reason"\s*:\s*"|"usage"\s*:\s*\{|"error"\s*:|data:\s*\[DONE\]'
-    rb'|"(?:content|text)"\s*:\s*(?:""|null)|"delta"\s*:\s*\{\s*\}'
-)
 _CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
 
 
@@ -64,7 +59,7 @@ class StreamScan:
         else:
             block = data[:end]
             self._partial = data[end:]
-        if self.content_seen and block.startswith(b"data:") and _OF_INTEREST.search(block) is None:
+        if self.content_seen and block.startswith(b"data:") and _only_content(block):
             return block, True
         return self._read(block)
 
@@ -172,3 +167,20 @@ def read_whole(body: bytes) -> WholeReply:
 
 def _count(value: Any, default: int | None) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else default
+
+
+def _only_content(block: bytes) -> bool:
+    """Whether nothing in it has to be looked at. It is asked for every chunk: plain searches cost a third of a regular
+    expression. JSON with blanks after its colons, which vLLM does not write, is always looked at."""
+    return not (
+        b'"finish_reason":"' in block
+        or b"[DONE]" in block
+        or b'"usage":{' in block
+        or b'"error"' in block
+        or b'"content":""' in block
+        or b'"content":null' in block
+        or b'"text":""' in block
+        or b'"text":null' in block
+        or b'"delta":{}' in block
+        or b'": ' in block
+    )

@@ -1,20 +1,21 @@
 """JSON lines: one access line a request (the timeline's schema), and named events with the fields that each may have.
 
 A line is handed to a bounded queue and written by a thread, so that a slow disk or pipe never stands in the event loop;
-what does not fit is dropped and counted. Fields go by allow-list: nothing that a prompt, an answer or a key could be in
-is on it. Where the standard `OTEL_*` variables ask for it, the same lines go out by OTLP.
+what does not fit, or cannot be written, is dropped and counted, and the next line is tried all the same. Fields go by
+allow-list: nothing that a prompt, an answer or a key could be in is on it. Where the standard `OTEL_*` variables ask
+for it, the same lines go out by OTLP.
 """
 
 import logging
 import os
 import queue
-import sys
+import threading
 import time
 from collections.abc import Mapping
 from enum import Enum
 from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import orjson
 from opentelemetry._logs import LogRecord as OtlpRecord
@@ -25,6 +26,7 @@ from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 from serving.telemetry import otlp, semconv
+from serving.telemetry.line_file import LineFile
 from serving.timeline import Timeline
 
 QUEUE_LINES = 20_000
@@ -57,6 +59,15 @@ class Event(Enum):
         self.fields = fields
 
 
+_SEVERITY = {
+    Event.DEFECT.label: SeverityNumber.ERROR,
+    Event.ENGINE_LOADING_FAILED.label: SeverityNumber.WARN,
+    Event.REPLICA_LOST.label: SeverityNumber.WARN,
+    Event.SPEC_REFUSED.label: SeverityNumber.WARN,
+}
+"""OTLP severities of what somebody should look at; all else is INFO."""
+
+
 class Logs:
     """One process's lines. Methods may be called from the event loop: they only put a line into the queue."""
 
@@ -73,19 +84,25 @@ class Logs:
             OSError: the file cannot be opened.
             OtlpSettingError: the environment asks for what we do not have.
         """
-        self.dropped = 0
+        self._losses = _Losses()
         self._queue: queue.Queue[logging.LogRecord] = queue.Queue(QUEUE_LINES)
-        self._file: IO[bytes] = sys.stdout.buffer if path is None else path.open("ab")
-        self._own_file = path is not None
+        self._file = LineFile(path)
         self._provider: LoggerProvider | None = None
-        handlers: list[logging.Handler] = [_LineHandler(self._file, self._queue)]
+        handlers: list[logging.Handler] = [_LineHandler(self._file)]
         if otlp.exported(otlp.Signal.LOGS, environ):
             self._provider = LoggerProvider(otlp.resource(service_name, environ), shutdown_on_exit=False)
             self._provider.add_log_record_processor(BatchLogRecordProcessor(otlp.log_exporter(environ)))
             handlers.append(_OtlpHandler(self._provider))
-        self._handler = _DroppingQueueHandler(self)
-        self._listener = QueueListener(self._queue, *handlers)
+        for handler in handlers:
+            handler.handleError = self._losses.add  # type: ignore[method-assign]
+        self._handler = _DroppingQueueHandler(self._queue, self._losses)
+        self._listener = _Listener(self._queue, *handlers)
         self._listener.start()
+
+    @property
+    def dropped(self) -> int:
+        """Lines lost since the start: the queue was full, or the write failed."""
+        return self._losses.total
 
     def access(self, timeline: Timeline) -> None:
         """The line of a request that ended. Only the extra keys that `semconv` names go along."""
@@ -113,44 +130,65 @@ class Logs:
         where = None if trace is None else f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
         self.event(Event.DEFECT, request_id=request_id, error_type=type(error).__name__, where=where)
 
-    def close(self) -> None:
-        """Writes what is queued, and ends the thread."""
-        self._listener.stop()
-        self._file.flush()
-        if self._own_file:
+    def close(self, seconds: float = otlp.SHUTDOWN_SECONDS) -> bool:
+        """Writes what is queued and ends the thread, within `seconds` (and as long again for OTLP).
+
+        False: some of it was left behind, because a reader or the collector stalls.
+        """
+        written = otlp.bounded(self._listener.stop, seconds)
+        if written:
             self._file.close()
-        if self._provider is not None:
-            otlp.bounded(self._provider.shutdown, otlp.SHUTDOWN_SECONDS)
+        sent = self._provider is None or otlp.bounded(self._provider.shutdown, seconds)
+        return written and sent
 
     def _put(self, fields: dict[str, Any]) -> None:
         self._handler.handle(logging.LogRecord("laneway", logging.INFO, "", 0, fields, None, None))
 
 
+class _Losses:
+    """Counts lines that were not written, from any thread."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._lock = threading.Lock()
+
+    def add(self, record: logging.LogRecord) -> None:
+        with self._lock:
+            self.total += 1
+
+
 class _DroppingQueueHandler(QueueHandler):
-    def __init__(self, logs: Logs) -> None:
-        super().__init__(logs._queue)
-        self._logs = logs
+    def __init__(self, waiting: "queue.Queue[logging.LogRecord]", losses: _Losses) -> None:
+        super().__init__(waiting)
+        self._waiting = waiting
+        self._losses = losses
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         return record  # the fields are plain values: nothing to be formatted before the thread does
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
-            self._logs._queue.put_nowait(record)
+            self._waiting.put_nowait(record)
         except queue.Full:
-            self._logs.dropped += 1
+            self._losses.add(record)
+
+
+class _Listener(QueueListener):
+    def enqueue_sentinel(self) -> None:
+        # The end waits for room in a full queue instead of failing there; `close` bounds how long.
+        cast("queue.Queue[Any]", self.queue).put(None)
 
 
 class _LineHandler(logging.Handler):
-    def __init__(self, file: IO[bytes], waiting: "queue.Queue[logging.LogRecord]") -> None:
+    def __init__(self, file: LineFile) -> None:
         super().__init__()
         self._file = file
-        self._waiting = waiting
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._file.write(orjson.dumps(record.msg) + b"\n")
-        if self._waiting.empty():  # a burst is flushed once
-            self._file.flush()
+        try:
+            self._file.write(orjson.dumps(record.msg))
+        except Exception:  # whatever escaped would end the thread, and with it every later line
+            self.handleError(record)
 
 
 class _OtlpHandler(logging.Handler):
@@ -159,7 +197,13 @@ class _OtlpHandler(logging.Handler):
         self._logger = provider.get_logger("laneway")
 
     def emit(self, record: logging.LogRecord) -> None:
-        fields: dict[str, Any] = {**cast("dict[str, Any]", record.msg)}
+        try:
+            self._send(cast("dict[str, Any]", record.msg))
+        except Exception:
+            self.handleError(record)
+
+    def _send(self, row: dict[str, Any]) -> None:
+        fields = dict(row)
         trace_id = fields.pop("trace_id", None)
         context = Context()
         if trace_id:
@@ -167,13 +211,14 @@ class _OtlpHandler(logging.Handler):
             parent = SpanContext(int(trace_id, 16), 0, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
             context = set_span_in_context(NonRecordingSpan(parent), context)
         stamp = round(fields.pop("time") * 1e9)
+        severity = _SEVERITY.get(fields["event"], SeverityNumber.INFO)
         self._logger.emit(
             OtlpRecord(
                 timestamp=stamp,
                 observed_timestamp=stamp,
                 context=context,
-                severity_number=SeverityNumber.INFO,
-                severity_text="INFO",
+                severity_number=severity,
+                severity_text=severity.name,
                 body=fields["event"],
                 event_name=f"laneway.{fields['event']}",
                 attributes={f"laneway.{key}": value for key, value in fields.items() if value is not None},

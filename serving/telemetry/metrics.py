@@ -79,9 +79,10 @@ class Metrics:
         Raises:
             ValueError: a cohort that there is not.
         """
-        self._compared = frozenset(cohorts)
-        if unknown := sorted(self._compared - set(catalog.COHORTS)):
+        compared = frozenset(cohorts)
+        if unknown := sorted(compared - set(catalog.COHORTS)):
             raise ValueError(f"cohorts: got {unknown}, expected some of {list(catalog.COHORTS)}")
+        self._compared = compared
         fine = self._histograms[catalog.FINE_TTFT.name]
         for cohort in self._compared:
             for lane in self._lanes:

@@ -5,7 +5,7 @@ A signal is exported when its exporter is named `otlp` (`OTEL_TRACES_EXPORTER`, 
 signal's own). Everything else (endpoints, headers, timeouts, queue sizes, samplers) the SDK reads by itself.
 
 Logs: the SDK of 1.45 keeps its logs package private (`opentelemetry.sdk._logs`, not stable); only this module and
-`logs_otlp.py` touch it. Traces and metrics are stable.
+`logs.py` touch it. Traces and metrics are stable.
 """
 
 import threading

@@ -12,7 +12,7 @@ from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-from serving.telemetry import otlp
+from serving.telemetry import buckets, otlp
 
 
 class RuntimeMetrics:
@@ -24,11 +24,16 @@ class RuntimeMetrics:
         self._lag = 0.0
         if not otlp.exported(otlp.Signal.METRICS, environ):
             return
+        # The SDK reports its queues and drops only where this is set, and reads it from the process alone.
+        os.environ.setdefault(otlp.SDK_METRICS, "true")
         reader = PeriodicExportingMetricReader(otlp.metric_exporter(environ))
         self.provider = MeterProvider([reader], resource=otlp.resource(service_name, environ), shutdown_on_exit=False)
         meter = self.provider.get_meter("laneway")
         self._histogram = meter.create_histogram(
-            "laneway.event_loop.lag", "s", "How late a periodic timer of the event loop fired"
+            "laneway.event_loop.lag",
+            "s",
+            "How late a periodic timer of the event loop fired",
+            explicit_bucket_boundaries_advisory=buckets.LOOP_LAG,
         )
         meter.create_observable_counter("process.cpu.time", [_cpu], "s", "CPU seconds used")
         meter.create_observable_gauge("process.memory.usage", [_memory], "By", "Resident memory")

@@ -38,9 +38,7 @@ def main() -> None:
     parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument(
-        "--long", type=float, default=1.7, help="long prompts a second at stretch 1; 1.7: about 90 %% busy"
-    )
+    parser.add_argument("--long", type=float, default=experiment.Mix().long, help="long prompts a second at stretch 1")
     parser.add_argument("--stretch", type=float, default=None, help="how much slower the engine is; default: measured")
     parser.add_argument("--turn-tokens", type=int, default=512, help="the engine's own chunk bound; 0: none")
     parser.add_argument("--schedulers", default="passthrough,lanes,static-fifo")

@@ -34,6 +34,8 @@ from tests.bench.stub_engine import MODEL
 from tests.bench.targets import REPOSITORY, START_SECONDS
 
 PATIENCE_SECONDS = 300.0
+BLOCKS_PER_STREAM = 8
+"""KV blocks of 128 tokens: more than a stream needs, or the engine would not compute all of them together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,10 @@ async def bench(arguments: argparse.Namespace, folder: Path, stack: ExitStack) -
     os.sched_setaffinity(0, {near})
     port, engine_port, streams = arguments.first_port, arguments.first_port + 1, arguments.streams
     laneway = [sys.executable, "-m", "serving.cli"]
-    simulate = [*laneway, "engine", "simulate", "--port", str(engine_port), "--max-num-seqs", str(streams)]
+    profile = folder / "profile.json"
+    profile.write_text(json.dumps({"kv_blocks": BLOCKS_PER_STREAM * streams}))
+    simulate = [*laneway, "engine", "simulate", "--port", str(engine_port), "--profile", str(profile)]
+    simulate += ["--max-num-seqs", str(streams)]
     engine = stack.enter_context(running("engine", simulate, near, folder))
     await ready(engine, f"http://127.0.0.1:{engine_port}/health", START_SECONDS)
     spec = roomy_spec(folder, f"http://127.0.0.1:{engine_port}", streams)
