@@ -38,8 +38,8 @@ test: install engine-cpu   ## every test: fast, integration (real processes), sl
 test-fast: install   ## the fast tests alone
 	$(BIN)/python -m pytest
 
-bench: install   ## the overhead table; the others are tests/bench/*.py
-	$(BIN)/python tests/bench/overhead.py
+bench: install   ## the overhead table; the others are in tests/bench/
+	$(BIN)/python -m tests.bench.overhead
 
 clean:           ## environments and runs
 	rm -rf .venv .venv-engine .bench runs

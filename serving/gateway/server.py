@@ -90,6 +90,7 @@ async def _serve(path: Path, spec: Spec, adjust: Callable[[Spec], Spec], host: s
             access_log=False,
             log_level="warning",
             server_header=False,
+            proxy_headers=False,
             date_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=int(timeouts.drain) or 1,

@@ -80,6 +80,10 @@ class StreamScan:
             event = event.lstrip(b"\n")
             if not event:
                 continue
+            if (content or self.content_seen) and event.startswith(b"data:") and _only_content(event):
+                content = True
+                keep.append(event)
+                continue
             passed, has_content = self._event(event)
             if self.error is not None:
                 break  # nothing after it is part of the answer, least of all a [DONE]

@@ -29,6 +29,9 @@ from serving.telemetry import otlp, semconv
 from serving.telemetry.line_file import LineFile
 from serving.timeline import Timeline
 
+GATHER_SECONDS = 0.02
+"""A line is written so much later at most."""
+
 QUEUE_LINES = 20_000
 """A second's lines at many times the load that one gateway carries; about 20 MB."""
 
@@ -174,6 +177,12 @@ class _DroppingQueueHandler(QueueHandler):
 
 
 class _Listener(QueueListener):
+    def dequeue(self, block: bool) -> logging.LogRecord:
+        # A thread that wakes for every line takes the interpreter from the event loop as often. So lines gather.
+        if cast("queue.Queue[Any]", self.queue).empty():
+            time.sleep(GATHER_SECONDS)
+        return super().dequeue(block)
+
     def enqueue_sentinel(self) -> None:
         # The end waits for room in a full queue instead of failing there; `close` bounds how long.
         cast("queue.Queue[Any]", self.queue).put(None)

@@ -5,7 +5,7 @@ same engine process, the same mix and the same seed; prompts are new in each run
 interleaved and their order turns, so that a drift of the machine's speed does not favour one of them. Prints per lane
 the figures of each round, and the ratios against `passthrough` of the same round.
 
-    python tests/bench/short_behind_long.py [--engine vllm] [--rounds 3] [--seconds 120] [--busy 1.0]
+    python -m tests.bench.short_behind_long [--engine vllm] [--rounds 3] [--seconds 120] [--stretch 2.6]
 """
 
 import argparse
