@@ -1,6 +1,6 @@
 """JSON codecs on chat bodies of three sizes: µs to decode and to encode, the best of five rounds, as a table.
 
-`python tests/bench/json_codecs.py`; msgspec is measured where it is installed.
+`python -m tests.bench.json_codecs`; msgspec is measured where it is installed.
 """
 
 import importlib

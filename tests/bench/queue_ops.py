@@ -1,4 +1,4 @@
-"""What the queue costs with 100,000 requests in it: `python tests/bench/queue_ops.py` prints a table.
+"""What the queue costs with 100,000 requests in it: `python -m tests.bench.queue_ops` prints a table.
 
 Bars: enqueue + dequeue under 20 µs on average, expiry of 10,000 at once under 50 ms; a blocked `release` and
 `next_wake` cost the same however much is queued.

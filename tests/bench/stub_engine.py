@@ -3,7 +3,7 @@
 Speaks enough of the OpenAI API for every proxy under test, in one process, on bare asyncio protocols. The bytes of a
 reply are made once, at start; a request costs one parse of its head and one search of its body.
 
-    python tests/bench/stub_engine.py --port 18400 [--tokens 16] [--gap 0.0]
+    python -m tests.bench.stub_engine --port 18400 [--tokens 16] [--gap 0.0]
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What observing one request costs the event loop: `python tests/bench/telemetry_cost.py` prints a table.
+"""What observing one request costs the event loop: `python -m tests.bench.telemetry_cost` prints a table.
 
 Spans go to an exporter that throws them away, in the SDK's own batch processor: what is measured is what the loop pays.
 """

@@ -280,6 +280,19 @@ async def test_healthz_answers_and_metrics_parse_while_many_streams_run(tmp_path
         await gateway.conserved()
 
 
+async def test_a_health_check_shares_its_connection_with_what_comes_before_and_after(tmp_path: Path) -> None:
+    """Lost: a probe's connection that is out of step, and so takes another request's answer for its own."""
+    async with ScriptedEngine() as engine, gateway_process(tmp_path, spec_text(engine.url)) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        for path in ("/healthz", "/healthz", "/v1/models", "/healthz"):  # sent at once, before any answer
+            writer.write(f"GET {path} HTTP/1.1\r\nhost: gateway\r\n\r\n".encode())
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n")
+        answers = (await asyncio.wait_for(reader.read(), 5)).split(b"HTTP/1.1 ")[1:]
+        assert [answer[:3] for answer in answers] == [b"200"] * 5
+        assert [b'{"status":"ok"}' in answer for answer in answers] == [True, True, False, True, True]
+        writer.close()
+
+
 def _listener(gateway: GatewayProcess, port: int) -> psutil.Process | None:
     """The gateway's child that listens on this port."""
     for child in psutil.Process(gateway.process.pid).children(recursive=True):
