@@ -4,7 +4,7 @@ Counts that must add up (conservation) are only right when they are read at one 
 loop. So the gateway makes a `Snapshot` there, and the render in a thread reads that and nothing that moves.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -45,13 +45,21 @@ class Snapshot:
     """(run id, stage) of the rollout that is on."""
 
 
+def labelled_models(spec: Spec) -> tuple[str, ...]:
+    """The models that are label values; all others are `other`."""
+    return tuple(model.name for model in spec.models)[: spec.telemetry.max_models]
+
+
 def families(snapshot: Snapshot, spec: Spec, version: str) -> Iterator[Metric]:
     """The metric families of a snapshot and of the spec in force."""
     yield from _conservation(snapshot.lanes)
-    yield from _queues(snapshot)
+    models = frozenset(labelled_models(spec))
+    yield from _queues(snapshot, models)
     yield from _replicas(snapshot, spec)
-    yield _family(catalog.DESIRED, snapshot.desired)
-    yield _family(catalog.BYTES_PER_TOKEN, {(model,): value for model, value in snapshot.bytes_per_token.items()})
+    yield _family(catalog.DESIRED, _capped(snapshot.desired, models, sum))
+    # No mean of ratios is the ratio of what stands behind them: models without a label show none.
+    ratios = {(model,): value for model, value in snapshot.bytes_per_token.items() if model in models}
+    yield _family(catalog.BYTES_PER_TOKEN, ratios)
     yield _family(catalog.CACHE_BYTES, {(): snapshot.cache_bytes})
     yield _family(catalog.LOGS_DROPPED, {(): snapshot.logs_dropped})
     yield from _spec(spec)
@@ -74,16 +82,20 @@ def _conservation(lanes: Mapping[str, LaneCount]) -> Iterator[Metric]:
     yield _family(catalog.DRIFT, {(name,): count.drift for name, count in lanes.items()})
 
 
-def _queues(snapshot: Snapshot) -> Iterator[Metric]:
+def _queues(snapshot: Snapshot, models: frozenset[str]) -> Iterator[Metric]:
     views = snapshot.queues
-    yield _family(catalog.QUEUE_TOKENS, {key: view.queued_tokens for key, view in views.items()})
-    yield _family(catalog.QUEUE_OLDEST, {key: view.oldest_age for key, view in views.items()})
-    yield _family(catalog.OLDEST_UNANSWERED, snapshot.unanswered)
-    yield _family(catalog.BREACHES, {key: view.breaches for key, view in views.items()})
     measured = {key: view.drain_rate for key, view in views.items() if view.drain_rate is not None}
-    yield _family(catalog.DRAIN_RATE, measured)
-    yield _family(catalog.DEFICIT, {key: view.deficit for key, view in views.items()})
-    yield _family(catalog.BUCKET_TOKENS, {key: view.bucket_tokens for key, view in views.items()})
+    ages = {key: view.oldest_age for key, view in views.items()}
+    yield _family(catalog.QUEUE_OLDEST, _capped(ages, models, max))
+    yield _family(catalog.OLDEST_UNANSWERED, _capped(snapshot.unanswered, models, max))
+    for metric, values in (
+        (catalog.QUEUE_TOKENS, {key: view.queued_tokens for key, view in views.items()}),
+        (catalog.BREACHES, {key: view.breaches for key, view in views.items()}),
+        (catalog.DRAIN_RATE, measured),
+        (catalog.DEFICIT, {key: view.deficit for key, view in views.items()}),
+        (catalog.BUCKET_TOKENS, {key: view.bucket_tokens for key, view in views.items()}),
+    ):
+        yield _family(metric, _capped(values, models, sum))
 
 
 def _replicas(snapshot: Snapshot, spec: Spec) -> Iterator[Metric]:
@@ -121,6 +133,16 @@ def _spec(spec: Spec) -> Iterator[Metric]:
     yield _family(catalog.WAIT_LIMIT, {(lane.name,): float(f"{lane.wait_limit:.12g}") for lane in spec.lanes})
     yield _family(catalog.DEADLINE, {(lane.name,): lane.deadline for lane in spec.lanes})
     yield _info(catalog.SPEC_INFO, (spec.digest,))
+
+
+def _capped(
+    values: Mapping[Labels, float], models: frozenset[str], together: Callable[[Iterable[float]], float]
+) -> dict[tuple[str, ...], float]:
+    """The same by (model, …), with those models that have no label of their own under one."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for (model, *rest), value in values.items():
+        found.setdefault((model if model in models else catalog.OTHER, *rest), []).append(value)
+    return {labels: together(several) for labels, several in found.items()}
 
 
 def _family(metric: MetricDef, values: Mapping[Labels, float]) -> Metric:
