@@ -46,15 +46,14 @@ def itl_bounds(spec: Spec) -> tuple[float, ...]:
 
 
 def fine_bounds(spec: Spec) -> tuple[float, ...]:
-    """Seconds. 10 % apart, joined with the rollout's thresholds and the gate lanes' objectives in that range."""
+    """Seconds. 10 % apart, joined with the rollout's thresholds and the gate lanes' objectives."""
     steps = []
     bound = FINE_FIRST
     while bound < FINE_LAST:
         steps.append(float(f"{bound:.4g}"))
         bound *= FINE_STEP
-    lanes = [lane.ttft.seconds for lane in spec.lanes if lane.gate]
-    inside = [value for value in (*gate_thresholds(spec), *lanes) if FINE_FIRST <= value <= FINE_LAST]
-    return _joined(steps, (FINE_LAST,), inside)
+    lanes = (lane.ttft.seconds for lane in spec.lanes if lane.gate)
+    return _joined(steps, (FINE_LAST,), gate_thresholds(spec), lanes)
 
 
 def batch_token_bounds(spec: Spec) -> tuple[float, ...]:

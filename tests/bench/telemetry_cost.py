@@ -91,7 +91,7 @@ def main() -> None:
         headers = [(b"traceparent", PARENT + flag)]
         return lambda timeline: tracing.start(ROUTE, headers, timeline.received or 0.0).finish(timeline)
 
-    def started(tracing: Tracing) -> Callable[[Timeline], object]:
+    def begun(tracing: Tracing) -> Callable[[Timeline], object]:
         headers = [(b"traceparent", PARENT + b"1")]
         return lambda timeline: tracing.start(ROUTE, headers, timeline.received or 0.0)
 
@@ -102,7 +102,7 @@ def main() -> None:
         ("spans, no exporter", cost(spans(off, b"1"), timelines)),
         ("spans, caller does not sample", cost(spans(on, b"0"), timelines)),
         ("spans, sampled: server and four stages", cost(spans(on, b"1"), timelines)),
-        ("of which: start, before the dispatch", cost(started(on), timelines)),
+        ("of which: start, before the dispatch", cost(begun(on), timelines)),
     ]
     with tempfile.TemporaryDirectory() as folder:
         logs = Logs(Path(folder) / "log", environ={})

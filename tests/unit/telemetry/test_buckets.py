@@ -41,6 +41,22 @@ def test_every_threshold_of_the_spec_is_a_bound(spec: Spec) -> None:
     assert spec.gateway.timeouts.total in buckets.duration_bounds(spec)
 
 
+def test_a_threshold_outside_of_the_fine_range_is_a_fine_bound_all_the_same() -> None:
+    """Lost: the gate of a slow model; everything between 2 s and its threshold of 3 s would be one bucket."""
+    slow = parse(with_value("rollout.canary_p95", 3.0))
+    assert 3.0 in buckets.fine_bounds(slow)
+
+
+def test_what_lies_between_the_stamps_of_a_request_has_the_bounds_of_its_ttft() -> None:
+    """Lost: the wait limit as a bound of the queue's histogram, which tells a breach from a wait."""
+    bounds = buckets.histogram_bounds(ODD)
+    for metric in (catalog.TTFT, catalog.CLIENT_TTFT, catalog.QUEUE_WAIT, catalog.BATCH_WAIT, catalog.DISPATCH):
+        assert bounds[metric] == buckets.ttft_bounds(ODD), metric.name
+    assert ODD.gateway.timeouts.idle in bounds[catalog.ITL_MAX]
+    for pool in ODD.pools:
+        assert {pool.batch_tokens, pool.turn_tokens} <= set(bounds[catalog.BATCH_TOKENS])
+
+
 def test_the_conventions_bounds_stay_whatever_the_spec_says() -> None:
     """Lost: the comparison with any other server that follows the convention."""
     assert set(buckets.TTFT_CONVENTION) <= set(buckets.ttft_bounds(ODD))

@@ -1,87 +1,20 @@
-"""What one request adds to the metrics, and what an exposition of them says."""
+"""What one request, one picture and one spec add to the metrics."""
 
-import gzip
 import math
-from typing import Any
 
 import pytest
-import yaml
-from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from serving.ledger import Ledger, State
-from serving.scheduling.ticket import Batch, LaneView, ReplicaView, Ticket
 from serving.spec import parse
 from serving.telemetry import catalog
-from serving.telemetry.catalog import CacheResult, MetricDef, RetryReason, TimingResult
-from serving.telemetry.exposition import MetricsApp, render
 from serving.telemetry.metrics import Metrics
 from serving.telemetry.snapshot import Snapshot
 from serving.timeline import Outcome
-from tests.unit.spec_edits import shipped, with_value
-from tests.unit.telemetry.timelines import LANE, MODEL, SPEC, TRACE, ended
+from tests.unit.spec_edits import with_value
+from tests.unit.telemetry.readings import exposition, value
+from tests.unit.telemetry.timelines import LANE, MODEL, SPEC, ended
 
-OPEN_METRICS = "application/openmetrics-text; version=1.0.0"
 TTFT = LANE.ttft.seconds
-
-
-def exposition(metrics: Metrics) -> dict[str, Metric]:
-    """What a scraper that asks for OpenMetrics gets, read by the library's own parser."""
-    body, content_type = render(metrics.registry, OPEN_METRICS)
-    assert content_type.startswith("application/openmetrics-text")
-    families = text_string_to_metric_families(body.decode())  # type: ignore[no-untyped-call]
-    return {family.name: family for family in families}
-
-
-def value(metrics: Metrics, metric: MetricDef, *labels: str, suffix: str = "", **more: str) -> float | None:
-    """One sample's value; None where there is no such series."""
-    return metrics.registry.get_sample_value(
-        metric.name + suffix, {**dict(zip(metric.labels, labels, strict=True)), **more}
-    )
-
-
-def exemplars(metrics: Metrics) -> list[tuple[str, Any]]:
-    return [
-        (sample.name, sample.exemplar)
-        for family in exposition(metrics).values()
-        for sample in family.samples
-        if sample.exemplar is not None
-    ]
-
-
-def test_the_exposition_parses_and_has_every_metric_with_the_labels_of_the_catalog() -> None:
-    """Lost: dashboards and alerts that are generated from the catalog, without a word."""
-    metrics = Metrics(SPEC)
-    ticket = Ticket("r1", LANE.name, 10, 0.0, 1.0)
-    metrics.batch_released(MODEL, "baseline", Batch(LANE.name, "a", (ticket,), 10, 0.01, False))
-    metrics.retried("baseline", RetryReason.BROKEN)
-    metrics.estimated(MODEL, 90, 100)
-    metrics.cache(MODEL, CacheResult.HIT)
-    metrics.scaled(MODEL, "baseline", 12.0)
-    metrics.client_timing(TimingResult.ACCEPTED)
-    metrics.client_ttft(MODEL, LANE.name, "baseline", 0.1)
-    metrics.loop_lag(0.001)
-    metrics.set_compared(["candidate"])
-    metrics.close(ended(Outcome.COMPLETED, first_token=0.05, tokens=3), sampled=False)
-    queue = (MODEL, "baseline", LANE.name)
-    metrics.hand(
-        Snapshot(
-            lanes=Ledger(tuple(lane.name for lane in SPEC.lanes)).snapshot(),
-            queues={queue: LaneView(1, 10, 0.5, 10, 4, 100.0, 2, 3, 30)},
-            unanswered={queue: 0.5},
-            replicas={("baseline", "a"): ReplicaView(True, 1, 10, 0, None)},
-            desired={(MODEL, "baseline"): 2},
-            bytes_per_token={MODEL: 3.9},
-            rollout=("run-1", "canary"),
-        )
-    )
-    families = exposition(metrics)
-    for metric in catalog.METRICS:
-        family = families[metric.name.removesuffix("_total").removesuffix("_info")]
-        assert family.type == metric.kind.value, metric.name
-        assert family.samples, metric.name
-        for sample in family.samples:
-            assert set(sample.labels) - {"le"} == set(metric.labels), metric.name
 
 
 def test_series_that_rules_take_a_rate_of_exist_before_their_first_event() -> None:
@@ -99,91 +32,51 @@ def test_series_that_rules_take_a_rate_of_exist_before_their_first_event() -> No
     assert value(metrics, catalog.SLO, MODEL, batch.name, "tpot") is None
 
 
+NEVER_VALID = {Outcome.REJECTED_INVALID, Outcome.REJECTED_AUTH, Outcome.REJECTED_QUOTA}
+COUNTED = {
+    # (outcome, first token, its time or else the end's): ttft total and missed, success total and missed, good
+    (Outcome.COMPLETED, "token", "within"): (1, 0, 1, 0, 1),
+    (Outcome.COMPLETED, "token", "beyond"): (1, 1, 1, 0, 0),
+    (Outcome.COMPLETED, "none", "within"): (1, 1, 1, 0, 0),
+    (Outcome.COMPLETED, "none", "beyond"): (1, 1, 1, 0, 0),
+    (Outcome.CANCELLED, "token", "within"): (1, 0, 0, 0, 0),
+    (Outcome.CANCELLED, "token", "beyond"): (1, 1, 0, 0, 0),
+    (Outcome.CANCELLED, "none", "within"): (0, 0, 0, 0, 0),
+    (Outcome.CANCELLED, "none", "beyond"): (1, 1, 0, 0, 0),
+}
+"""Every other outcome: nothing if it was never valid load, else a miss of both objectives."""
+
+
+@pytest.mark.parametrize("when", ["within", "beyond"])
+@pytest.mark.parametrize("first", ["token", "none"])
 @pytest.mark.parametrize("outcome", sorted(Outcome))
-@pytest.mark.parametrize("late", [False, True], ids=["within", "beyond"])
-def test_slo_counters_count_each_outcome_as_the_objectives_say(outcome: Outcome, late: bool) -> None:
+def test_slo_counters_count_each_outcome_as_the_objectives_say(outcome: Outcome, first: str, when: str) -> None:
     """Lost: error budgets that hold what users went through. The population itself: test_objectives."""
-    never_valid = outcome in (Outcome.REJECTED_INVALID, Outcome.REJECTED_AUTH, Outcome.REJECTED_QUOTA)
-    served = outcome is Outcome.COMPLETED
-    closed = (2 if late else 0.5) * TTFT
+    closed = (2 if when == "beyond" else 0.5) * TTFT
     metrics = Metrics(SPEC)
-    metrics.close(ended(outcome, first_token=closed if served else None, tokens=1, closed=closed), sampled=False)
-    left_early = outcome is Outcome.CANCELLED and not late
-    ttft = 0 if never_valid or left_early else 1
-    missed = 0 if served and not late else ttft
-    success = 0 if never_valid or outcome is Outcome.CANCELLED else 1
-    assert value(metrics, catalog.SLO, MODEL, LANE.name, "ttft") == ttft
-    assert value(metrics, catalog.SLO_MISSED, MODEL, LANE.name, "ttft") == missed
-    assert value(metrics, catalog.SLO, MODEL, LANE.name, "success") == success
-    assert value(metrics, catalog.SLO_MISSED, MODEL, LANE.name, "success") == (0 if served else success)
-    assert value(metrics, catalog.GOOD, MODEL, LANE.name) == (1 if served and not late else 0)
+    timeline = ended(outcome, first_token=closed if first == "token" else None, tokens=1, closed=closed)
+    metrics.close(timeline, sampled=False)
+    other = (0, 0, 0, 0, 0) if outcome in NEVER_VALID else (1, 1, 1, 1, 0)
+    assert (
+        value(metrics, catalog.SLO, MODEL, LANE.name, "ttft"),
+        value(metrics, catalog.SLO_MISSED, MODEL, LANE.name, "ttft"),
+        value(metrics, catalog.SLO, MODEL, LANE.name, "success"),
+        value(metrics, catalog.SLO_MISSED, MODEL, LANE.name, "success"),
+        value(metrics, catalog.GOOD, MODEL, LANE.name),
+    ) == COUNTED.get((outcome, first, when), other)
     assert value(metrics, catalog.REQUESTS, MODEL, LANE.name, outcome) == 1
+    assert value(metrics, catalog.COHORT_REQUESTS, LANE.name, "baseline", outcome) == 1
 
 
-def test_one_exemplar_a_lane_bucket_and_period_and_each_is_announced() -> None:
-    """Lost: the traces behind the exemplars, or the collector's disk, to every trace being kept."""
+def test_the_first_failure_of_a_candidate_is_seen_as_an_increase() -> None:
+    """Lost: the error that starts a spike; a series that appears with the value 1 has not increased."""
     metrics = Metrics(SPEC)
-    every = SPEC.telemetry.exemplar_every
-
-    def close(first_token: float, now: float, lane: str = LANE.name) -> bool:
-        timeline = ended(Outcome.COMPLETED, first_token=first_token, lane=lane, trace_id=TRACE)
-        return metrics.close(timeline, sampled=True, now=now)
-
-    assert close(0.05, 100.0)
-    assert not close(0.05, 100.0 + 0.99 * every)
-    assert close(0.05, 100.0, SPEC.lanes[1].name)
-    assert close(5.1, 100.1), "another bucket"
-    assert close(0.05, 100.0 + every)
-    shown = [item for name, item in exemplars(metrics) if name == f"{catalog.TTFT.name}_bucket"]
-    assert len(shown) == 3
-    assert all(item.labels == {"trace_id": TRACE} for item in shown)
-
-
-@pytest.mark.parametrize(
-    ("trace_id", "sampled"), [(TRACE, False), (None, True), ("x" * 200, True)], ids=["unsampled", "none", "absurd"]
-)
-def test_no_exemplar_points_at_a_trace_that_is_not_kept(trace_id: str | None, sampled: bool) -> None:
-    """Lost: trust in the dots on a panel; or the request's observation, where a label is too long."""
-    metrics = Metrics(SPEC)
-    timeline = ended(Outcome.COMPLETED, first_token=0.05, tokens=2, trace_id=trace_id)
-    assert metrics.close(timeline, sampled=sampled) is False
-    assert exemplars(metrics) == []
-    assert value(metrics, catalog.TTFT, MODEL, LANE.name, "baseline", suffix="_count") == 1
-
-
-def test_names_that_clients_or_flags_invent_become_other() -> None:
-    """Lost: Prometheus, to whoever sends a new model name with each request."""
-    metrics = Metrics(SPEC)
-    before = sum(len(family.samples) for family in exposition(metrics).values())
-    for i in range(50):
-        metrics.close(ended(Outcome.REJECTED_INVALID, lane="none", model=f"invented-{i}"), sampled=False)
-        metrics.cache(f"invented-{i}", CacheResult.MISS)
-        metrics.close(ended(Outcome.COMPLETED, first_token=0.05, cohort=f"invented-{i}", lane="gone"), sampled=False)
-    after = sum(len(family.samples) for family in exposition(metrics).values())
-    assert value(metrics, catalog.REQUESTS, catalog.OTHER, "none", "rejected_invalid") == 50
-    assert after - before < 10
-
-
-def test_models_beyond_the_specs_cap_share_one_label() -> None:
-    """Lost: the cap that `telemetry.max_models` promises."""
-    models = [{"name": name, "pools": {"baseline": 1}} for name in ("one", "two", "three")]
-    data = shipped() | {"models": models, "telemetry": {"max_models": 2}}
-    data["pools"] = [{"name": "baseline", "replicas": [{"url": "http://127.0.0.1:8100"}]}]
-    capped = parse(yaml.safe_dump(data))
-    metrics = Metrics(capped)
-    metrics.close(ended(Outcome.COMPLETED, first_token=0.05, model="three"), sampled=False)
-    assert value(metrics, catalog.REQUESTS, catalog.OTHER, LANE.name, "completed") == 1
-
-
-def test_replicas_beyond_the_specs_cap_are_added_up_under_one_label() -> None:
-    """Lost: the sum over replicas, or Prometheus, where a DNS name stands for hundreds."""
-    spec = SPEC.model_copy(update={"telemetry": SPEC.telemetry.model_copy(update={"max_replicas": 2})})
-    metrics = Metrics(spec)
-    view = ReplicaView(True, 3, 10, 0, None)
-    metrics.hand(Snapshot(replicas={("baseline", f"r{i}"): view for i in range(5)}))
-    in_flight = exposition(metrics)[catalog.REPLICA_IN_FLIGHT.name].samples
-    assert {sample.labels["replica"]: sample.value for sample in in_flight} == {"r0": 3, "r1": 3, "other": 9}
-    assert value(metrics, catalog.POOL_READY, "baseline") == 5
+    assert value(metrics, catalog.COHORT_REQUESTS, LANE.name, "candidate", "engine_error") is None
+    metrics.set_compared(["candidate", "control"])
+    for cohort in ("candidate", "control"):
+        for outcome in Outcome:
+            assert value(metrics, catalog.COHORT_REQUESTS, LANE.name, cohort, outcome) == 0
+        assert value(metrics, catalog.TTFT, MODEL, LANE.name, cohort, suffix="_count") == 0
 
 
 def test_conservation_adds_up_in_one_picture_and_received_never_falls() -> None:
@@ -252,60 +145,12 @@ def test_a_new_objective_is_a_bound_from_the_moment_the_spec_changes() -> None:
     exposition(metrics)
 
 
-def test_no_created_series_is_in_either_format() -> None:
-    """Lost: twice the series for nothing."""
-    metrics = Metrics(SPEC)
-    for accept in (OPEN_METRICS, "text/plain"):
-        assert b"_created" not in render(metrics.registry, accept)[0]
-
-
-def test_a_client_report_cannot_invent_a_lane() -> None:
-    """Lost: Prometheus, to a client that reports a new lane each time."""
-    metrics = Metrics(SPEC)
-    metrics.client_ttft(MODEL, "invented", "baseline", 0.1)
-    assert value(metrics, catalog.CLIENT_TTFT, MODEL, "invented", "baseline", suffix="_count") is None
-
-
 def test_an_estimate_of_an_empty_prompt_is_not_counted() -> None:
     """Lost: the histogram, to a division by 0."""
     metrics = Metrics(SPEC)
     metrics.estimated(MODEL, 5, 0)
     metrics.estimated(MODEL, 150, 100)
     assert value(metrics, catalog.ESTIMATE_ERROR, MODEL, suffix="_sum") == 0.5
-
-
-async def scrape(app: MetricsApp, method: str = "GET", **headers: str) -> tuple[int, dict[bytes, bytes], bytes]:
-    sent: list[dict[str, Any]] = []
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request"}
-
-    head = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
-    await app({"type": "http", "method": method, "path": "/metrics", "headers": head}, receive, send)
-    return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"]
-
-
-async def test_a_scrape_gets_the_picture_of_its_own_moment_in_the_form_it_asks_for() -> None:
-    """Lost: the scrape (Prometheus follows no redirect here), exemplars, or gauges a scrape old."""
-    pictures = iter(range(1, 100))
-    app = MetricsApp(Metrics(SPEC), lambda: Snapshot(cache_bytes=next(pictures)))
-    status, headers, body = await scrape(app, accept=OPEN_METRICS, accept_encoding="gzip, deflate")
-    assert (status, headers[b"content-encoding"]) == (200, b"gzip")
-    assert headers[b"content-type"].startswith(b"application/openmetrics-text")
-    assert gzip.decompress(body).endswith(b"# EOF\n")
-    assert b"laneway_cache_bytes 1.0\n" in gzip.decompress(body)
-    status, headers, body = await scrape(app)
-    assert (status, b"content-encoding" in headers) == (200, False)
-    assert headers[b"content-type"].startswith(b"text/plain")
-    assert b"laneway_cache_bytes 2.0\n" in body
-    assert int(headers[b"content-length"]) == len(body)
-    status, headers, body = await scrape(app, "HEAD")
-    assert (status, body) == (200, b"")
-    assert (await scrape(app, "POST"))[0] == 405
-    app.close()
 
 
 def test_a_sum_of_the_fine_histogram_is_infinite_rather_than_wrong() -> None:

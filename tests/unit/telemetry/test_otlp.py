@@ -37,6 +37,18 @@ def test_a_signal_is_exported_only_where_the_environment_asks(environ: Mapping[s
     tracing.close()
 
 
+def test_with_none_of_the_variables_set_nothing_is_built() -> None:
+    """Lost: the cost and the threads of exporters, to everybody who has no collector."""
+    before = set(threading.enumerate())
+    tracing, runtime = Tracing("test", environ={}), RuntimeMetrics("test", environ={})
+    trace = tracing.start("/v1/completions", (), time.monotonic())
+    assert (trace.span, trace.tracer, trace.sampled) == (None, None, False)
+    assert runtime.provider is None
+    runtime.loop_lag(0.1)
+    runtime.close()
+    assert set(threading.enumerate()) == before
+
+
 def test_a_signals_own_protocol_goes_before_the_general_one() -> None:
     """Lost: traces by gRPC beside metrics by HTTP, as Prometheus' own OTLP endpoint needs them."""
     environ = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf"}
