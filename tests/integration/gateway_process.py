@@ -113,8 +113,8 @@ class GatewayProcess:
             await asyncio.sleep(0.05)
         received = _sum(metrics, "laneway_requests_received_total")
         assert received == _sum(metrics, "laneway_requests_total")
-        while len(self.events("request")) < received and time.monotonic() < until:
-            await asyncio.sleep(0.02)  # lines are written a moment after they are counted
+        while len(self.events("request")) < received and time.monotonic() < until:  # noqa: ASYNC110 - lines come from another process, a moment after they are counted
+            await asyncio.sleep(0.02)
         assert received == len(self.events("request"))
 
     def stop(self) -> int:
