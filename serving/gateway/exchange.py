@@ -6,6 +6,7 @@ await, or the gateway's own end.
 """
 
 import asyncio
+from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -228,11 +229,12 @@ class Exchange:
         if not self.client.started:
             await self.client.start(200, self._stream_headers())
 
-    async def answer(self, status: int, body: bytes, content_type: bytes = JSON) -> None:
-        """Sends a whole answer that is no stream."""
-        headers = self._headers(content_type)
-        headers.append((b"content-length", str(len(body)).encode()))
-        await self.client.start(status, headers)
+    async def answer(
+        self, status: int, body: bytes, content_type: bytes = JSON, more: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Sends a whole answer that is no stream; `more` are headers that only this answer has."""
+        length = (b"content-length", str(len(body)).encode())
+        await self.client.start(status, [*self._headers(content_type), *more, length])
         await self.client.end(body)
 
     # --- ends ----------------------------------------------------------------------------------------------------
@@ -242,14 +244,12 @@ class Exchange:
         self.timeline.admitted = self.timeline.released = self.timeline.dispatched = now
         self.timeline.content(now)
         assert self.parsed is not None
+        hit = (b"x-laneway-cache", b"hit")
         if self.parsed.stream:
-            await self.client.start(200, [*self._stream_headers(), (b"x-laneway-cache", b"hit")])
+            await self.client.start(200, [*self._stream_headers(), hit])
             await self.client.end(cached)
         else:
-            headers = [*self._headers(JSON), (b"x-laneway-cache", b"hit")]
-            headers.append((b"content-length", str(len(cached)).encode()))
-            await self.client.start(200, headers)
-            await self.client.end(cached)
+            await self.answer(200, cached, more=[hit])
         self._end(Outcome.COMPLETED)
 
     async def _fail(self, error: RequestError) -> None:
@@ -263,16 +263,13 @@ class Exchange:
                 if self.client.started:
                     await self.client.end(error_event(error))
                     return
-                headers = self._headers(JSON)
-                headers.append((b"x-laneway-outcome", str(error.outcome).encode()))
+                more = [(b"x-laneway-outcome", str(error.outcome).encode())]
                 body = error.raw_body if error.raw_body is not None else error_body(error)
-                headers.append((b"content-length", str(len(body)).encode()))
                 if error.retry_after is not None:
-                    headers.append((b"retry-after", str(max(1, ceil(error.retry_after))).encode()))
+                    more.append((b"retry-after", str(max(1, ceil(error.retry_after))).encode()))
                 if error.status in (408, 413):
-                    headers.append((b"connection", b"close"))
-                await self.client.start(error.status, headers)
-                await self.client.end(body)
+                    more.append((b"connection", b"close"))
+                await self.answer(error.status, body, more=more)
         except ClientLeftError:
             pass  # nobody reads it; the outcome stands
         except TimeoutError:
